@@ -1,0 +1,201 @@
+"""What a user can set, and what a trainer is told. The only place that reads the environment variables of Leto."""
+
+import difflib
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from leto_strategy.errors import ConfigurationError
+
+JOB_VARIABLE = "LETO_JOB"
+TRAINER_VARIABLE = "LETO_TRAINER"
+
+
+@dataclass(frozen=True)
+class ProcessStart:
+    """How this process was started, as seen when torch was imported: a script may change both before it trains.
+
+    Args:
+        cwd: Working directory.
+        argv: `sys.argv`.
+    """
+
+    cwd: str
+    argv: tuple[str, ...]
+
+
+def _now() -> ProcessStart:
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        cwd = "/"
+    return ProcessStart(cwd, tuple(getattr(sys, "argv", [""])))
+
+
+_start = _now()
+
+
+def process_start() -> ProcessStart:
+    """How this process was started."""
+    return _start
+
+
+def note_process_start() -> None:
+    """In a forked process that is about to run a script: it starts now."""
+    global _start
+    _start = _now()
+
+
+def scratch_directory(job: str) -> str:
+    """Directory for what multiprocessing leaves on disk in a job's trainers; removed when the job is over."""
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"leto-{job}")
+
+
+@dataclass(frozen=True)
+class LetoConfig:
+    """Options of `LetoStrategy`; each is a keyword of the strategy and a field of `conf/strategy/leto.yaml`.
+
+    Args:
+        shadows: Shadow trainers per rank, 1 or 0. With 0 a failure is answered with a cold start on retained memory.
+        hang_timeout: Seconds without progress after which a trainer counts as hung; None: ten times the longest
+            time seen in the same activity, at least 30 s, and 30 min before it was seen once.
+        max_restarts: Failures in a row without one finished gradient computation after which Leto gives up.
+        reap_timeout: Seconds to wait for killed processes to be gone before the failure counts as fatal.
+        stop_grace: Seconds between a forwarded SIGINT or SIGTERM and SIGKILL.
+        zygote: Fork trainers from a process that has imported torch and Lightning already: "auto" (wherever the
+            script can be run again that way), "on", or "off" (every trainer starts a new interpreter).
+        chunk_bytes: Bytes of state per chunk of the update transaction; None: 4 to 32 chunks a rank.
+        bucket_cap_mb: Size of a gradient bucket in MiB, as in DistributedDataParallel.
+        find_unused_parameters: As in DistributedDataParallel: parameters that take no part in a step are skipped.
+        faults: Planned faults for tests and drills, see `leto_strategy.faults`.
+    """
+
+    shadows: int = 1
+    hang_timeout: float | None = None
+    max_restarts: int = 20
+    reap_timeout: float = 30.0
+    stop_grace: float = 8.0
+    zygote: str = "auto"
+    chunk_bytes: int | None = None
+    bucket_cap_mb: float = 25.0
+    find_unused_parameters: bool = False
+    faults: tuple[dict[str, Any], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.shadows not in (0, 1) or isinstance(self.shadows, bool):
+            raise ConfigurationError(f"LetoStrategy(shadows={self.shadows!r}): use 1, or 0 for no shadow trainers")
+        if self.zygote not in ("auto", "on", "off"):
+            raise ConfigurationError(f"LetoStrategy(zygote={self.zygote!r}): use 'auto', 'on' or 'off'")
+        for name in ("hang_timeout", "max_restarts", "reap_timeout", "stop_grace", "chunk_bytes", "bucket_cap_mb"):
+            value = getattr(self, name)
+            if value is None and name in ("hang_timeout", "chunk_bytes"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+                raise ConfigurationError(f"LetoStrategy({name}={value!r}): use a number greater than 0")
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """Names of all options."""
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def reject_unknown(cls, names: set[str], *, also: set[str]) -> None:
+        """Raise `ConfigurationError` for the first of `names` that is neither an option nor in `also`."""
+        known = set(cls.option_names()) | also
+        for name in sorted(names - known):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Options: {', '.join(cls.option_names())}."
+            raise ConfigurationError(f"LetoStrategy has no option {name!r}.{hint}")
+
+
+@dataclass(frozen=True)
+class TrainerIdentity:
+    """Who this trainer process is; written by the supervisor, read once, early.
+
+    Args:
+        job: Random name of the job.
+        rank: Rank of this trainer, 0 <= rank < world.
+        world: Number of ranks.
+        generation: Number of the generation this trainer belongs to.
+        role: "active" or "shadow" at its start; a shadow becomes active at its promotion.
+        call: Index of the `fit`/`validate`/`test`/`predict` call of the script that this trainer runs.
+        function: Name of that call.
+        control_fd: Socket to the supervisor.
+        result_fd: memfd for the result of this call.
+        prior_result_fds: memfds with the results of the script's earlier calls.
+        manager_address: Abstract address of this rank's state manager, "" where no memory is retained.
+        store_port: Port of the generation's rendezvous store on 127.0.0.1.
+        store_fd: Rank 0: socket that already listens on that port, else -1.
+        stdout_fd: The user's standard output.
+        stderr_fd: The user's standard error.
+        logger_versions: Version of each logger, fixed by the user's process.
+    """
+
+    job: str
+    rank: int
+    world: int
+    generation: int
+    role: str
+    call: int
+    function: str
+    control_fd: int
+    result_fd: int
+    prior_result_fds: tuple[int, ...]
+    manager_address: str
+    store_port: int
+    store_fd: int
+    stdout_fd: int
+    stderr_fd: int
+    logger_versions: tuple[str | int | None, ...] = ()
+
+    def to_json(self) -> str:
+        """The value of `LETO_TRAINER`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrainerIdentity":
+        """Inverse of `to_json`; unknown keys are a bug of ours and raise TypeError."""
+        values = json.loads(text)
+        for name in ("prior_result_fds", "logger_versions"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**values)
+
+
+_identity: TrainerIdentity | None = None
+
+
+def trainer_identity() -> TrainerIdentity | None:
+    """This process's identity, or None in a process that is no trainer.
+
+    The variable leaves `os.environ` at the first call, so that processes which the user's script starts are not taken
+    for trainers; `LETO_JOB` stays, the fence finds stray children by it.
+    """
+    global _identity
+    if _identity is None and (text := os.environ.pop(TRAINER_VARIABLE, None)) is not None:
+        _identity = TrainerIdentity.from_json(text)
+    return _identity
+
+
+def become_trainer() -> None:
+    """In a trainer process, take the identity that the supervisor gave it and let Lightning see its rank.
+
+    What the script prints on its way to the trainer's call has been printed by the user's process: it is dropped.
+    Standard error stays, so that an error on the way is seen.
+    """
+    identity = trainer_identity()
+    if identity is None:
+        return
+    if identity.role == "active":
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+    os.environ["LOCAL_RANK"] = str(identity.rank)
+    os.environ["NODE_RANK"] = "0"
+    os.environ["WORLD_SIZE"] = str(identity.world)
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(identity.store_port)
+    rank_zero: Any = sys.modules.get("lightning_utilities.core.rank_zero")
+    if rank_zero is not None:  # imported before the rank was known: in a forked trainer
+        rank_zero.rank_zero_only.rank = identity.rank

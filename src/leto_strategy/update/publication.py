@@ -1,0 +1,168 @@
+"""The optimizer's state as its user sees it: torch's own keys, order, dtypes and values, over retained memory.
+
+Checkpoints, callbacks and `state_dict()` read `optimizer.state`; with the entries made here they find what torch itself
+would have left there. Step counts are kept by the caller, in records; this module turns them into torch's tensors.
+"""
+
+from collections.abc import Sequence
+from operator import is_
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from leto_strategy.errors import StateChangedError
+from leto_strategy.update.layout import StateLayout
+from leto_strategy.update.optimizers import OptimizerAdapter
+from leto_strategy.update.slots import TensorSlot
+from leto_strategy.update.state import RetainedState
+
+PackedSteps = float | list[float]
+"""Step counts as records hold them: one number where all parameters have the same."""
+
+
+def pack_steps(steps: Sequence[float]) -> PackedSteps:
+    """Return step counts in the short form; see `unpack_steps`."""
+    return steps[0] if steps and all(step == steps[0] for step in steps) else list(steps)
+
+
+def unpack_steps(packed: PackedSteps, num_slots: int) -> list[float]:
+    """Return the step count of each of `num_slots` slots.
+
+    Raises:
+        ValueError: `packed` is of another number of slots.
+    """
+    if not isinstance(packed, list):
+        return [packed] * num_slots
+    if len(packed) != num_slots:
+        raise ValueError(f"{len(packed)} step counts for {num_slots} trained parameters")
+    return list(packed)
+
+
+class StatePublisher:
+    """Installs retained moments and step counts in one optimizer, and takes over what was loaded into it.
+
+    Args:
+        layout: The plan.
+        state: Its tensors.
+        adapter: The optimizer's.
+    """
+
+    def __init__(self, layout: StateLayout, state: RetainedState, adapter: OptimizerAdapter) -> None:
+        self._layout = layout
+        self._state = state
+        self._adapter = adapter
+        self._kept: dict[int, tuple[Tensor, ...]] = {}  # what was installed, by slot, in the order of the entry
+
+    def initial_steps(self) -> list[float]:
+        """Return the step counts before the first update."""
+        return [0.0] * len(self._layout.slots)
+
+    def publish_state(self, optimizer: Optimizer, steps: Sequence[float]) -> None:
+        """Make `optimizer.state` what torch would have after these numbers of updates. Moments are not copied.
+
+        A parameter without an update has no entry, as with torch. New entries come in torch's order; where several
+        appear at once after a promotion, those that were updated more often come first.
+
+        Args:
+            optimizer: The one the layout was planned for.
+            steps: Step count of each slot.
+
+        Raises:
+            StateChangedError: someone replaced an entry since the last call; `adopt_state` takes over on purpose.
+        """
+        self._require_unchanged(optimizer)
+        fresh = []
+        for slot, step in zip(self._layout.slots, steps, strict=True):
+            kept = self._kept.get(slot.index)
+            if kept is None:
+                if step:
+                    fresh.append(slot)
+            elif self._adapter.keeps_step:
+                kept[0].fill_(step)
+        place = _torch_order(optimizer)
+        fresh.sort(key=lambda slot: (-steps[slot.index], place[id(slot.parameter)]))
+        for slot in fresh:
+            self._install(optimizer, slot, steps[slot.index])
+
+    def adopt_state(self, optimizer: Optimizer) -> list[float]:
+        """Copy the state that a checkpoint loaded into `optimizer` to retained memory, and install that instead.
+
+        To be called outside any update, before training goes on: retained moments are overwritten. A parameter that the
+        checkpoint has no state for starts anew.
+
+        Returns:
+            The step count of each slot.
+
+        Raises:
+            ValueError: an entry is not what this optimizer keeps, or has another shape.
+        """
+        steps = self.initial_steps()
+        for slot in self._layout.slots:
+            self._check_loaded(slot, dict(optimizer.state.get(slot.parameter, {})))
+        order = [id(parameter) for parameter in optimizer.state]
+        with torch.no_grad():
+            for slot in self._layout.slots:
+                steps[slot.index] = self._copy_in(slot, dict(optimizer.state.get(slot.parameter, {})))
+        for slot in self._layout.slots:
+            optimizer.state.pop(slot.parameter, None)
+        self._kept.clear()
+        loaded = {id(slot.parameter): slot for slot in self._layout.slots if steps[slot.index]}
+        for identity in order:
+            if identity in loaded:
+                self._install(optimizer, loaded[identity], steps[loaded[identity].index])
+        return steps
+
+    def _install(self, optimizer: Optimizer, slot: TensorSlot, step: float) -> None:
+        group = optimizer.param_groups[slot.group]
+        entry: dict[str, Tensor] = {}
+        if self._adapter.keeps_step:
+            entry["step"] = self._adapter.step_tensor(group, step, slot.parameter.device)
+        entry |= self._state.moments(slot)
+        optimizer.state[slot.parameter] = entry
+        self._kept[slot.index] = tuple(entry.values())
+
+    def _copy_in(self, slot: TensorSlot, entry: dict[str, Tensor]) -> float:
+        moments = self._state.moments(slot)
+        present = [name for name in slot.moments if entry.get(name) is not None]
+        for name, moment in moments.items():
+            if name in present:
+                moment.copy_(entry[name])
+            else:
+                moment.zero_()
+        if self._adapter.keeps_step:
+            return float(entry["step"]) if entry else 0.0
+        return 1.0 if present else 0.0
+
+    def _check_loaded(self, slot: TensorSlot, entry: dict[str, Tensor]) -> None:
+        name = self._layout.optimizer_name
+        known = (("step",) if self._adapter.keeps_step else ()) + slot.moments
+        given = [key for key, value in entry.items() if value is not None]
+        if given and sorted(given) != sorted(known):
+            raise ValueError(
+                f"the checkpoint's {name} state of {slot.name} has {', '.join(given)}; this optimizer keeps "
+                f"{', '.join(known) or 'nothing'}: load it with the options it was saved with"
+            )
+        for key in slot.moments:
+            value = entry.get(key)
+            if value is not None and tuple(value.shape) != slot.shape:
+                raise ValueError(
+                    f"the checkpoint's {key} of {slot.name} has the shape {tuple(value.shape)}, the parameter "
+                    f"{slot.shape}"
+                )
+
+    def _require_unchanged(self, optimizer: Optimizer) -> None:
+        for slot in self._layout.slots:
+            current = optimizer.state.get(slot.parameter, {})
+            kept = self._kept.get(slot.index, ())
+            if len(current) != len(kept) or not all(map(is_, current.values(), kept)):
+                raise StateChangedError(
+                    f'optimizer.state of {slot.name} was replaced outside the optimizer step; strategy="leto" can\'t '
+                    "keep that exact: load a state through a checkpoint instead"
+                )
+
+
+def _torch_order(optimizer: Optimizer) -> dict[int, int]:
+    """Return the order in which torch visits parameters, by identity."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {id(parameter): place for place, parameter in enumerate(parameters)}

@@ -1,0 +1,1 @@
+"""The processes of a job: the supervisor, what it starts, watches, fences off and promotes. Standard library only."""

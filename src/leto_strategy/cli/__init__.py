@@ -1,0 +1,1 @@
+"""The command `leto`: looks at running jobs, injects faults, checks the machine. It never loads torch or Lightning."""

@@ -1,0 +1,1 @@
+"""The PyTorch Lightning side of Leto; the only package that knows Lightning."""

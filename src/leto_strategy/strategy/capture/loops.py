@@ -1,0 +1,103 @@
+"""Positions of Lightning's fit loop: read and written counter by counter, and re-entered in the middle of an epoch.
+
+Lightning's own way to restart a loop is not exact in the middle of an epoch; only its switch that keeps
+`on_train_epoch_start` from running again is used, everything else is set directly.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_FLAGS = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint")
+
+
+def _parts(progress: Any) -> Iterator[Any]:
+    """A progress object and all progress objects inside it."""
+    yield progress
+    for field in fields(progress):
+        child = getattr(progress, field.name)
+        if is_dataclass(child):
+            yield from _parts(child)
+
+
+def _loops(loop: Any, base: type) -> Iterator[Any]:
+    yield loop
+    for value in vars(loop).values():
+        if isinstance(value, base):
+            yield from _loops(value, base)
+
+
+class FitPosition:
+    """All counters of a fit loop.
+
+    Args:
+        trainer: The Trainer, with its fit loop set up.
+        loop_class: Lightning's loop base class.
+        progress_class: Lightning's progress base class.
+    """
+
+    def __init__(self, trainer: Any, loop_class: type, progress_class: type) -> None:
+        self._trainer = trainer
+        self._loops = list(_loops(trainer.fit_loop, loop_class))
+        self._trackers: list[dict[str, Any]] = []
+        self._counters: list[tuple[Any, str]] = []
+        for loop in self._loops:
+            for value in vars(loop).values():
+                if isinstance(value, progress_class):
+                    for part in _parts(value):
+                        plain = [f.name for f in fields(part) if not is_dataclass(getattr(part, f.name))]
+                        if len(plain) == len(vars(part)):
+                            self._trackers.append(vars(part))
+                        else:
+                            self._counters += [(part, name) for name in plain]
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        self._counters += [(epoch, "_batches_that_stepped"), (fit, "max_epochs"), (fit, "min_epochs")]
+        self._counters += [(epoch, "max_steps"), (epoch, "min_steps"), (epoch, "_skip_next_val")]
+        self._counters += [(trainer, "should_stop"), (trainer, "accumulate_grad_batches")]
+        self._counters = [(owner, name) for owner, name in self._counters if hasattr(owner, name)]
+
+    def capture(self) -> tuple[Any, ...]:
+        """The values of all counters."""
+        trackers = tuple([tuple(values.values()) for values in self._trackers])
+        return trackers, tuple([getattr(owner, name) for owner, name in self._counters])
+
+    def restore(self, values: tuple[Any, ...]) -> None:
+        """Set all counters."""
+        trackers, counters = values
+        for tracker, numbers in zip(self._trackers, trackers, strict=True):
+            tracker.update(zip(tracker, numbers, strict=True))
+        for (owner, name), value in zip(self._counters, counters, strict=True):
+            setattr(owner, name, value)
+
+    def restore_for_fetch(self, values: tuple[Any, ...]) -> None:
+        """Set all counters to what they are before a batch is fetched.
+
+        `is_last_batch` is set before the START record is taken; left true it would end the epoch at once.
+        """
+        self.restore(values)
+        self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
+
+    def enter_epoch(self, values: tuple[Any, ...], then: Callable[[], None]) -> None:
+        """Let the next run of the fit loop go straight to the recorded batch of the recorded epoch.
+
+        Args:
+            values: The recorded counters.
+            then: Called when the epoch loop has started, just before the batch is fetched.
+        """
+        fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
+        self.restore_for_fetch(values)
+        fit._restarting = fit._resuming_from_checkpoint = True  # no on_train_epoch_start, no second iter()
+        epoch.val_loop._restarting = True  # no sanity check
+        start: Callable[[Any], None] = epoch.on_run_start
+
+        def on_run_start(data_fetcher: Any) -> None:
+            del epoch.on_run_start
+            self.restore_for_fetch(values)
+            start(data_fetcher)
+            for loop in self._loops:
+                for flag in _FLAGS:
+                    setattr(loop, flag, False)
+                loop.reset_restart_stage()
+            then()
+
+        epoch.on_run_start = on_run_start

@@ -1,0 +1,164 @@
+"""Everything of a fit, apart from retained tensors, that a promoted trainer needs to go on exactly.
+
+One snapshot serves both records of a step: START takes it before the batch of the step was fetched, MID when the
+gradients are final.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from leto_strategy.errors import StateChangedError, UnsupportedFeatureError
+from leto_strategy.strategy.capture.loggers import LoggerState
+from leto_strategy.strategy.capture.loops import FitPosition
+from leto_strategy.strategy.capture.metrics import MetricState
+from leto_strategy.strategy.capture.rng import capture_rng, restore_rng
+from leto_strategy.strategy.capture.tensors import freeze, thaw
+from leto_strategy.strategy.capture.user_state import UserState, user_objects
+from leto_strategy.strategy.flavour import Flavour
+
+
+class FitSnapshot:
+    """Captures and restores the state of one trainer's fit.
+
+    Args:
+        trainer: The Trainer, set up, before its start hooks.
+        flavour: Its distribution.
+        loggers: Its loggers.
+        generators: Returns the `torch.Generator` objects of the loaders that are known, training loaders first.
+    """
+
+    def __init__(
+        self, trainer: Any, flavour: Flavour, loggers: LoggerState, generators: Callable[[], list[torch.Generator]]
+    ) -> None:
+        self._trainer, self._loggers, self._generators = trainer, loggers, generators
+        module: nn.Module = trainer.lightning_module
+        loop_class = flavour.pytorch("loops.loop")._Loop
+        logger_class = flavour.pytorch("loggers.logger").Logger
+        self.position = FitPosition(trainer, loop_class, flavour.pytorch("loops.progress")._BaseProgress)
+        result = flavour.pytorch("trainer.connectors.logger_connector.result")
+        self._metrics = MetricState(trainer, result, result.Metric, trainer.strategy.reduce)
+        self.user = UserState(user_objects(trainer), skip=(type(trainer), logger_class, type(trainer.strategy)))
+        self._modules = list(module.modules())
+        self._parameters = list(module.parameters())
+        self._names = [name for name, _ in module.named_parameters()]
+        self._module = module
+        self._versions: list[int] = []
+        self._buffers: list[tuple[str, nn.Module, str]] = []
+        self._num_buffers = 0
+
+    def capture(self) -> dict[str, Any]:
+        """The state now."""
+        strategy = self._trainer.strategy
+        return {
+            "position": self.position.capture(),
+            "schedulers": [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs],
+            "groups": hyper_parameters(strategy.optimizers[0]),
+            "user": self.user.capture(),
+            "rng": capture_rng(self._generators()),
+            "buffers": [
+                (name, freeze(module._buffers[leaf]), leaf not in module._non_persistent_buffers_set)
+                for name, module, leaf in self._named_buffers()
+            ],
+            "metrics": self._metrics.capture(),
+            "modes": bytes([module.training for module in self._modules]),
+            "trained": bytes([parameter.requires_grad for parameter in self._parameters]),
+            "loggers": self._loggers.capture(),
+        }
+
+    def restore(self, state: dict[str, Any], *, before_fetch: bool, logs: bool) -> None:
+        """Set everything but the loop counters' place in the fit loop.
+
+        Args:
+            state: What `capture` returned.
+            before_fetch: The state is that before a batch is fetched.
+            logs: Return the loggers to their positions and let them write.
+        """
+        strategy = self._trainer.strategy
+        if before_fetch:
+            self.position.restore_for_fetch(state["position"])
+        else:
+            self.position.restore(state["position"])
+        for config, values in zip(strategy.lr_scheduler_configs, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(values)
+        for group, values in zip(strategy.optimizers[0].param_groups, state["groups"], strict=True):
+            group.update(values)
+        self.user.restore(state["user"])
+        self._restore_buffers(state["buffers"])
+        self._metrics.restore(state["metrics"])
+        for module, training in zip(self._modules, state["modes"], strict=True):
+            module.training = bool(training)
+        for parameter, trained in zip(self._parameters, state["trained"], strict=True):
+            parameter.requires_grad_(bool(trained))
+        if logs:
+            self._loggers.restore(state["loggers"])
+        restore_rng(state["rng"], self._generators())
+
+    def _named_buffers(self) -> list[tuple[str, nn.Module, str]]:
+        """Name, owner and key of every buffer; looked for again when their number has changed."""
+        if sum(len(module._buffers) for module in self._modules) != self._num_buffers:
+            self._num_buffers = sum(len(module._buffers) for module in self._modules)
+            self._buffers = [
+                (f"{prefix}.{leaf}" if prefix else leaf, module, leaf)
+                for prefix, module in self._module.named_modules()
+                for leaf in module._buffers
+            ]
+        return self._buffers
+
+    def _restore_buffers(self, buffers: list[tuple[str, Any, bool]]) -> None:
+        with torch.no_grad():
+            for name, frozen, persistent in buffers:
+                value = thaw(frozen)
+                owner_name, _, leaf = name.rpartition(".")
+                owner = self._module.get_submodule(owner_name)
+                current = owner._buffers.get(leaf)
+                if (
+                    current is not None
+                    and value is not None
+                    and current.shape == value.shape
+                    and current.dtype == value.dtype
+                ):
+                    current.copy_(value)
+                elif leaf in owner._buffers:
+                    owner._buffers[leaf] = value
+                else:
+                    owner.register_buffer(leaf, value, persistent=persistent)
+
+    def note_parameters(self) -> None:
+        """Remember the version of every parameter: only the updater may change one from now on."""
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def require_untouched_parameters(self) -> None:
+        """Raise if something other than the optimizer step has written a parameter.
+
+        Raises:
+            StateChangedError: Names the first such parameter.
+        """
+        if [parameter._version for parameter in self._parameters] == self._versions:
+            return
+        changed = [n for n, p, v in zip(self._names, self._parameters, self._versions, strict=True) if p._version != v]
+        raise StateChangedError(
+            f"The parameter {changed[0]!r} was changed outside the optimizer step ({len(changed)} in all). A failure"
+            " could apply such a change twice, so strategy='leto' stops here. Change weights in on_train_start or"
+            " earlier, or through the optimizer."
+        )
+
+
+def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The parameter groups without their parameters."""
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def require_same_groups(optimizer: torch.optim.Optimizer, num_parameters: Sequence[int]) -> None:
+    """Raise if parameters were added to the optimizer after setup.
+
+    Raises:
+        UnsupportedFeatureError: They were.
+    """
+    if [len(group["params"]) for group in optimizer.param_groups] != list(num_parameters):
+        raise UnsupportedFeatureError(
+            "Parameters were added to the optimizer during training (add_param_group); strategy='leto' can't retain"
+            " their state yet. Put all parameters into configure_optimizers."
+        )

@@ -185,7 +185,8 @@ class FitSession:
     def before_fetch(self) -> None:
         """A training batch is about to be fetched: from here on everything happens again if the step is redone."""
         if self._start is None and self.snapshot is not None and self.reducer is not None:
-            self._before_fetch = (self.snapshot.capture(), self._adopt_gradients())
+            touched = bytes([slot.parameter.grad is not None for slot in self.layout.slots])
+            self._before_fetch = (self.snapshot.capture(), touched)
 
     def batch_fetched(self) -> None:
         """A training batch is here: begin the next step, or go on with the one that was entered."""

@@ -19,8 +19,6 @@ from leto_strategy.strategy.launch.console import Console
 from leto_strategy.strategy.launch.job import SupervisorProcess
 from leto_strategy.strategy.launch.trainer import TrainerSide
 
-_FUNCTIONS = {"fit": "fit", "validate": "validate", "test": "test", "predict": "predict"}
-
 
 class _Calls:
     """The script's launch calls so far, one state for the process.
@@ -148,7 +146,7 @@ def build_launcher(flavour: Flavour) -> Any:
         def _spec(self, call: int, trainer: Any) -> LaunchSpec:
             config, start = self._strategy.leto, process_start()
             script = _script()
-            function = _FUNCTIONS[str(trainer.state.fn.value)]
+            function = str(trainer.state.fn.value)
             return LaunchSpec(
                 job=secrets.token_hex(8),
                 argv=(sys.executable, *sys.orig_argv[1:]),

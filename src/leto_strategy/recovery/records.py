@@ -26,11 +26,15 @@ BufferOf = Callable[[str], memoryview]
 
 
 class RecordKind(IntEnum):
-    """START: before a step's batch was fetched. MID: gradients final. FILES: checkpoint files written after a step."""
+    """START: before a step's batch was fetched. MID: gradients final. FILES: checkpoint files written after a step.
+
+    STATE: the whole state from which a step starts, where updates are not transactions.
+    """
 
     START = 0
     MID = 1
     FILES = 2
+    STATE = 3
 
 
 def _header_at(kind: RecordKind, step: int) -> int:
@@ -113,7 +117,7 @@ class RecordRing:
             self._buffers[name] = self._pool.buffer(region)
         self._words[at + _STEP] = 0
         self._buffers[name][:length] = payload
-        if kind is not RecordKind.FILES:
+        if kind in (RecordKind.START, RecordKind.MID):
             self._reach(f"{kind.name.lower()}_middle", step)
         self._words[at + _TIMELINE] = self._timeline
         self._words[at + _LENGTH] = length

@@ -53,6 +53,7 @@ class StatePublisher:
         self._state = state
         self._adapter = adapter
         self._kept: dict[int, tuple[Tensor, ...]] = {}  # what was installed, by slot, in the order of the entry
+        self._versions: dict[int, list[int]] = {}  # version counters of these tensors
 
     def initial_steps(self) -> list[float]:
         """Return the step counts before the first update."""
@@ -71,7 +72,7 @@ class StatePublisher:
         Raises:
             StateChangedError: someone replaced an entry since the last call; `adopt_state` takes over on purpose.
         """
-        self._require_unchanged(optimizer)
+        self._require_same(optimizer)
         fresh = []
         for slot, step in zip(self._layout.slots, steps, strict=True):
             kept = self._kept.get(slot.index)
@@ -84,6 +85,7 @@ class StatePublisher:
         fresh.sort(key=lambda slot: (-steps[slot.index], place[id(slot.parameter)]))
         for slot in fresh:
             self._install(optimizer, slot, steps[slot.index])
+        self._note_versions()
 
     def adopt_state(self, optimizer: Optimizer) -> list[float]:
         """Copy the state that a checkpoint loaded into `optimizer` to retained memory, and install that instead.
@@ -111,6 +113,7 @@ class StatePublisher:
         for identity in order:
             if identity in loaded:
                 self._install(optimizer, loaded[identity], steps[loaded[identity].index])
+        self._note_versions()
         return steps
 
     def _install(self, optimizer: Optimizer, slot: TensorSlot, step: float) -> None:
@@ -151,15 +154,35 @@ class StatePublisher:
                     f"{slot.shape}"
                 )
 
-    def _require_unchanged(self, optimizer: Optimizer) -> None:
+    def _note_versions(self) -> None:
+        """An update may have written the installed tensors themselves: small ones are not cut."""
+        self._versions = {index: [tensor._version for tensor in kept] for index, kept in self._kept.items()}
+
+    def require_unchanged(self, optimizer: Optimizer) -> None:
+        """Raise if something has replaced or written an entry of `optimizer.state` since it was published.
+
+        Raises:
+            StateChangedError: Names the first such parameter.
+        """
+        self._require_same(optimizer)
+        for slot in self._layout.slots:
+            kept = self._kept.get(slot.index, ())
+            if kept and [tensor._version for tensor in kept] != self._versions[slot.index]:
+                raise StateChangedError(_changed(slot.name, "written"))
+
+    def _require_same(self, optimizer: Optimizer) -> None:
         for slot in self._layout.slots:
             current = optimizer.state.get(slot.parameter, {})
             kept = self._kept.get(slot.index, ())
             if len(current) != len(kept) or not all(map(is_, current.values(), kept)):
-                raise StateChangedError(
-                    f'optimizer.state of {slot.name} was replaced outside the optimizer step; strategy="leto" can\'t '
-                    "keep that exact: load a state through a checkpoint instead"
-                )
+                raise StateChangedError(_changed(slot.name, "replaced"))
+
+
+def _changed(name: str, how: str) -> str:
+    return (
+        f"optimizer.state of {name} was {how} outside the optimizer step, which the transactional updater can't keep"
+        " exact. Use LetoStrategy(updater='sync_snapshot'), or load a state through a checkpoint."
+    )
 
 
 def _torch_order(optimizer: Optimizer) -> dict[int, int]:

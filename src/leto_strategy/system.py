@@ -6,7 +6,9 @@ decision: whom to kill and when belongs to the supervisor and to the state manag
 
 import ctypes
 import errno
+import itertools
 import os
+import re
 import resource
 import select
 import signal
@@ -21,6 +23,7 @@ from leto_strategy.errors import ResourceError
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_RESOURCE_TRACKER = re.compile(rb"from multiprocessing\.resource_tracker import main;\s*main\(\d+\)")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -146,6 +149,20 @@ def process_environ_has(pid: int, entry: bytes) -> bool:
             return entry in file.read().split(b"\0")
     except OSError:
         return False
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """True if `pid` is the helper of `multiprocessing` that unlinks what killed processes left in /dev/shm.
+
+    It was exec'ed with nothing but a pipe and standard error, so it holds no memory of whom it serves, and it ends by
+    itself when the last of these is gone. Killed along with them, it leaves named semaphores behind for ever.
+    """
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = file.read().split(b"\0")
+    except OSError:
+        return False
+    return any(before == b"-c" and _RESOURCE_TRACKER.fullmatch(code) for before, code in itertools.pairwise(arguments))
 
 
 def proc_start_time(pid: int) -> int | None:

@@ -10,7 +10,13 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from leto_strategy.system import all_processes, kill_processes, proc_start_time, process_environ_has
+from leto_strategy.system import (
+    all_processes,
+    is_resource_tracker,
+    kill_processes,
+    proc_start_time,
+    process_environ_has,
+)
 
 _MANAGER = b"leto_strategy.memory.manager"
 
@@ -55,6 +61,9 @@ class SessionGuard:
         for stat in stats:
             children.setdefault(stat.parent, []).append(stat.pid)
         found = [s.pid for s in stats if s.session in sessions or process_environ_has(s.pid, self._job_entry)]
+        found = [pid for pid in found if pid not in spared]
+        # Ends by itself as soon as those it serves are gone, and unlinks what they left in /dev/shm.
+        spared |= {s.pid for s in stats if is_resource_tracker(s.pid)}
         found = [pid for pid in found if pid not in spared]
         ours = set(found)
         for pid in found:  # grows while it is walked

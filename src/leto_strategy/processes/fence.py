@@ -4,6 +4,9 @@ A forked child keeps a dead trainer's memory, and on a GPU its kernels, alive. E
 supervisor adopts every orphan below it, so that all that is left of a dead trainer is found among the supervisor's own
 direct children: a parent's end hands its children on before it can be reaped itself. Nothing here waits: the fence goes
 from reaped process to reaped process.
+
+One process is not killed but waited for: the resource tracker of `multiprocessing`, which unlinks the named semaphores
+of spawned workers when all who could use them are gone.
 """
 
 import os
@@ -12,9 +15,17 @@ from pathlib import Path
 
 from leto_strategy.processes.launching import GENERATION_VARIABLE
 from leto_strategy.processes.loop import Loop
-from leto_strategy.system import children_of, descendants, kill_processes, proc_start_time, process_stat
+from leto_strategy.system import (
+    children_of,
+    descendants,
+    is_resource_tracker,
+    kill_processes,
+    proc_start_time,
+    process_stat,
+)
 
 _LOOK_AGAIN_SECONDS = 0.02
+_TRACKER_PATIENCE_SECONDS = 2.0
 
 
 class Fence:
@@ -61,6 +72,8 @@ class Fence:
         self._on_stuck = on_stuck
         self._num_reaped = 0
         self._done = False
+        self._impatient = False  # resource trackers are killed, too
+        self._patience = loop.after(_TRACKER_PATIENCE_SECONDS, self._lose_patience, always=True)
         self._seen: dict[int, int | None] = {}  # pid -> start time of what was below the leaders
         # The kill comes first: from here on the generation does no more work. Where a stray must be told from other
         # generations' strays, the tree is looked at before it falls apart.
@@ -107,7 +120,8 @@ class Fence:
         strays = [pid for pid in own_children() if pid not in self._loop.known_pids and self._is_ours(pid)]
         left = [pid for pid, start in self._seen.items() if start is not None and proc_start_time(pid) == start]
         below = [child for pid in strays for child in tree(pid)]
-        kill_processes({*strays, *left, *below})
+        doomed = {*strays, *left, *below}
+        kill_processes(doomed if self._impatient else (pid for pid in doomed if not is_resource_tracker(pid)))
         return len(strays) + len(left)
 
     def _is_ours(self, pid: int) -> bool:
@@ -122,6 +136,9 @@ class Fence:
             self._unknown_too and not self._others_pending() and self._spared_entries.isdisjoint(entries)
         )
 
+    def _lose_patience(self) -> None:
+        self._impatient = True
+
     def _stuck(self) -> None:
         if not self._done:
             left = sorted(self._leaders & self._loop.known_pids) or own_children()
@@ -132,6 +149,7 @@ class Fence:
         self._done = True
         self._timeout.cancel()
         self._again.cancel()
+        self._patience.cancel()
 
 
 def own_children() -> list[int]:

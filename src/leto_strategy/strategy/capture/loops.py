@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+_SEEN = "_seen_batches_per_dataloader"
+"""Of validation loops: what they log in each batch gets this count, which goes on through a fit, as its step."""
 _FLAGS = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint")
 
 
@@ -54,20 +56,26 @@ class FitPosition:
         self._counters += [(epoch, "_batches_that_stepped"), (fit, "max_epochs"), (fit, "min_epochs")]
         self._counters += [(epoch, "max_steps"), (epoch, "min_steps"), (epoch, "_skip_next_val")]
         self._counters += [(trainer, "should_stop"), (trainer, "accumulate_grad_batches")]
+        self._counters += [(fit, "_last_train_dl_reload_epoch"), (epoch.val_loop, "_last_val_dl_reload_epoch")]
         self._counters = [(owner, name) for owner, name in self._counters if hasattr(owner, name)]
+        self._evaluations = [loop for loop in self._loops if hasattr(loop, _SEEN)]
 
     def capture(self) -> tuple[Any, ...]:
         """The values of all counters."""
         trackers = tuple([tuple(values.values()) for values in self._trackers])
-        return trackers, tuple([getattr(owner, name) for owner, name in self._counters])
+        seen = tuple([dict(getattr(loop, _SEEN)) for loop in self._evaluations])
+        return trackers, tuple([getattr(owner, name) for owner, name in self._counters]), seen
 
     def restore(self, values: tuple[Any, ...]) -> None:
         """Set all counters."""
-        trackers, counters = values
+        trackers, counters, seen = values
         for tracker, numbers in zip(self._trackers, trackers, strict=True):
             tracker.update(zip(tracker, numbers, strict=True))
         for (owner, name), value in zip(self._counters, counters, strict=True):
             setattr(owner, name, value)
+        for loop, batches in zip(self._evaluations, seen, strict=True):
+            getattr(loop, _SEEN).clear()
+            getattr(loop, _SEEN).update(batches)
 
     def restore_for_fetch(self, values: tuple[Any, ...]) -> None:
         """Set all counters to what they are before a batch is fetched.
@@ -85,7 +93,9 @@ class FitPosition:
             then: Called when the epoch loop has started, just before the batch is fetched.
         """
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
+        accumulated = self._trainer.accumulate_grad_batches
         self.restore_for_fetch(values)
+        self._trainer.accumulate_grad_batches = accumulated  # start hooks check what the user has set
         fit._restarting = fit._resuming_from_checkpoint = True  # no on_train_epoch_start, no second iter()
         epoch.val_loop._restarting = True  # no sanity check
         start: Callable[[Any], None] = epoch.on_run_start

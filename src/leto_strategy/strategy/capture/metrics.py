@@ -69,7 +69,7 @@ class MetricState:
                 )
             ],
             "place": (connector._first_loop_iter, connector._current_fx),
-            "objects": {name: _metric_state(metric) for name, metric in self._objects.items()},
+            "objects": {name: metric_state(metric) for name, metric in self._objects.items()},
         }
 
     def _capture_one(self, metric: Any, freeze: Callable[[Any], Any]) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ class MetricState:
         results = self._trainer.fit_loop.epoch_loop._results
         results.clear()
         for name, state in captured["objects"].items():
-            _restore_metric(self._objects[name], state)
+            restore_metric(self._objects[name], state)
         for key, one in captured["results"].items():
             results[key] = self._restore_one(*one)
         connector = self._trainer._logger_connector
@@ -140,13 +140,22 @@ class _DictView:
         return self._frozen
 
 
-def _metric_state(metric: Any) -> dict[str, Any]:
+def metric_state(metric: Any) -> dict[str, Any]:
+    """What a `torchmetrics.Metric` has gathered and how it stands."""
     state = metric.__dict__
     names = {*metric._defaults, "_computed", "_forward_cache"}
     names |= {name for name, value in state.items() if type(value) in CONSTANTS or type(value) in (Tensor, list)}
-    return {name: getattr(metric, name) for name in sorted(names) if hasattr(metric, name)}
+    return {name: _copy(getattr(metric, name)) for name in sorted(names) if hasattr(metric, name)}
 
 
-def _restore_metric(metric: Any, state: dict[str, Any]) -> None:
+def _copy(value: Any) -> Any:
+    """What a later update in place does not change."""
+    if type(value) is Tensor:
+        return value.detach().clone()
+    return list(value) if type(value) is list else value
+
+
+def restore_metric(metric: Any, state: dict[str, Any]) -> None:
+    """Inverse of `metric_state`."""
     for name, value in state.items():
         object.__setattr__(metric, name, value)

@@ -4,19 +4,18 @@ One snapshot serves both records of a step: START takes it before the batch of t
 gradients are final.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from leto_strategy.errors import StateChangedError, UnsupportedFeatureError
+from leto_strategy.strategy.capture.kept import KeptState
 from leto_strategy.strategy.capture.loggers import LoggerState
 from leto_strategy.strategy.capture.loops import FitPosition
 from leto_strategy.strategy.capture.metrics import MetricState
 from leto_strategy.strategy.capture.rng import capture_rng, restore_rng
 from leto_strategy.strategy.capture.tensors import freeze, thaw
-from leto_strategy.strategy.capture.user_state import UserState, user_objects
 from leto_strategy.strategy.flavour import Flavour
 
 
@@ -36,16 +35,13 @@ class FitSnapshot:
         self._trainer, self._loggers, self._generators = trainer, loggers, generators
         module: nn.Module = trainer.lightning_module
         loop_class = flavour.pytorch("loops.loop")._Loop
-        logger_class = flavour.pytorch("loggers.logger").Logger
         self.position = FitPosition(trainer, loop_class, flavour.pytorch("loops.progress")._BaseProgress)
         result = flavour.pytorch("trainer.connectors.logger_connector.result")
         self._metrics = MetricState(trainer, result, result.Metric, trainer.strategy.reduce)
-        self.user = UserState(user_objects(trainer), skip=(type(trainer), logger_class, type(trainer.strategy)))
+        self.user = KeptState(trainer, flavour)
         self._modules = list(module.modules())
         self._parameters = list(module.parameters())
-        self._names = [name for name, _ in module.named_parameters()]
         self._module = module
-        self._versions: list[int] = []
         self._buffers: list[tuple[str, nn.Module, str]] = []
         self._num_buffers = 0
 
@@ -55,7 +51,9 @@ class FitSnapshot:
         return {
             "position": self.position.capture(),
             "schedulers": [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs],
-            "groups": hyper_parameters(strategy.optimizers[0]),
+            "groups": [hyper_parameters(optimizer) for optimizer in strategy.optimizers],
+            "syncs_buffers": strategy.syncs_buffers,
+            "precision": self._trainer.precision_plugin.state_dict(),
             "user": self.user.capture(),
             "rng": capture_rng(self._generators()),
             "buffers": [
@@ -83,8 +81,11 @@ class FitSnapshot:
             self.position.restore(state["position"])
         for config, values in zip(strategy.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(values)
-        for group, values in zip(strategy.optimizers[0].param_groups, state["groups"], strict=True):
-            group.update(values)
+        for optimizer, groups in zip(strategy.optimizers, state["groups"], strict=True):
+            for group, values in zip(getattr(optimizer, "param_groups", []), groups, strict=True):
+                group.update(values)
+        strategy.syncs_buffers = state["syncs_buffers"]
+        self._trainer.precision_plugin.load_state_dict(state["precision"])
         self.user.restore(state["user"])
         self._restore_buffers(state["buffers"])
         self._metrics.restore(state["metrics"])
@@ -126,39 +127,8 @@ class FitSnapshot:
                 else:
                     owner.register_buffer(leaf, value, persistent=persistent)
 
-    def note_parameters(self) -> None:
-        """Remember the version of every parameter: only the updater may change one from now on."""
-        self._versions = [parameter._version for parameter in self._parameters]
-
-    def require_untouched_parameters(self) -> None:
-        """Raise if something other than the optimizer step has written a parameter.
-
-        Raises:
-            StateChangedError: Names the first such parameter.
-        """
-        if [parameter._version for parameter in self._parameters] == self._versions:
-            return
-        changed = [n for n, p, v in zip(self._names, self._parameters, self._versions, strict=True) if p._version != v]
-        raise StateChangedError(
-            f"The parameter {changed[0]!r} was changed outside the optimizer step ({len(changed)} in all). A failure"
-            " could apply such a change twice, so strategy='leto' stops here. Change weights in on_train_start or"
-            " earlier, or through the optimizer."
-        )
-
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The parameter groups without their parameters."""
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-
-def require_same_groups(optimizer: torch.optim.Optimizer, num_parameters: Sequence[int]) -> None:
-    """Raise if parameters were added to the optimizer after setup.
-
-    Raises:
-        UnsupportedFeatureError: They were.
-    """
-    if [len(group["params"]) for group in optimizer.param_groups] != list(num_parameters):
-        raise UnsupportedFeatureError(
-            "Parameters were added to the optimizer during training (add_param_group); strategy='leto' can't retain"
-            " their state yet. Put all parameters into configure_optimizers."
-        )
+    groups = getattr(optimizer, "param_groups", [])  # Lightning's stand-in for "no optimizer" has none
+    return [{k: v for k, v in group.items() if k != "params"} for group in groups]

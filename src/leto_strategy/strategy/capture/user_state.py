@@ -4,9 +4,11 @@ An attribute is recorded when it differs from its value after setup. What change
 Watching a large mutable attribute costs a comparison at every step and its packing at every change; that is said once.
 """
 
+import pickle
 import types
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import is_, itemgetter
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from leto_strategy.strategy.capture.packing import pack, unpack
+from leto_strategy.strategy.capture.packing import ModuleNames, pack, unpack
 from leto_strategy.strategy.capture.sameness import CONSTANTS, Sight, is_frozen
 
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) | {
@@ -22,6 +24,7 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module())) | {
     "_automatic_optimization", "_strict_loading", "_example_input_array", "_current_fx_name", "_metric_attributes",
     "_param_requires_grad_state", "_device_mesh", "_compiler_ctx", "trainer", "prepare_data_per_node",
 }  # fmt: skip
+_OF_SAVED_CONFIG = frozenset({"parser", "config", "already_saved", "save_to_log_dir", "overwrite"})
 _OPAQUE = (
     nn.Module, nn.Parameter, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
     DataLoader, Dataset, Sampler,
@@ -67,12 +70,12 @@ class _Attribute:
         self.sight: Sight | None = None
 
 
-class _Owner:
+class Owner:
     """An object whose attributes are watched."""
 
     def __init__(self, name: str, owner: Any) -> None:
         self.name, self.owner, self.attributes = name, owner, owner.__dict__
-        self.internal = _MODULE_INTERNALS if isinstance(owner, nn.Module) else frozenset()
+        self.internal = _internals(owner)
         self.known: dict[str, _Attribute] = {}
         self.present: list[_Attribute] = []
         self.absent: list[_Attribute] = []
@@ -106,9 +109,24 @@ class _Owner:
         self._last = values
         return [a for a, value in zip(self.present, values, strict=True) if value is not a.last or not a.settled]
 
+    def changes(self) -> dict[str, Any]:
+        """What is to be recorded of it."""
+        changes = {attribute.name: attribute.change for attribute in self.present if attribute.change is not _SAME}
+        changes.update((attribute.name, _Absent) for attribute in self.absent)
+        return changes
+
     def settle(self) -> None:
         """After all exchanged attributes were looked at: which need a look at every step."""
         self.unsettled = [a for a in self.present if not a.settled]
+
+
+def _internals(owner: Any) -> frozenset[str]:
+    """Attributes that are not the user's."""
+    if isinstance(owner, nn.Module):
+        return _MODULE_INTERNALS
+    if any(cls.__name__ == "SaveConfigCallback" for cls in type(owner).__mro__):
+        return _OF_SAVED_CONFIG
+    return frozenset()
 
 
 class UserState:
@@ -117,13 +135,25 @@ class UserState:
     Args:
         objects: Name and object, in an order that every generation shares.
         skip: More types whose instances are held by reference only and never recorded (Trainer, loggers ...).
+        names: Modules that every trainer has: an attribute may be one, or hold one.
+        quiet: Say nothing of attributes that can't be recorded.
     """
 
-    def __init__(self, objects: Iterable[tuple[str, Any]], *, skip: tuple[type, ...]) -> None:
+    def __init__(
+        self,
+        objects: Iterable[tuple[str, Any]],
+        *,
+        skip: tuple[type, ...],
+        names: ModuleNames | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self._names = ModuleNames() if names is None else names
+        self._quiet = quiet
         self._forbidden = skip + _OPAQUE  # neither as an attribute nor inside one
+        self._forbidden_in_modules = skip + _OPAQUE[2:]
         self._skip = (*self._forbidden, types.FunctionType, types.MethodType)
         self._said: set[tuple[str, str]] = set()
-        self._owners = [_Owner(name, owner) for name, owner in objects]
+        self._owners = [Owner(name, owner) for name, owner in objects]
         for owner in self._owners:
             owner.list_attributes()
             for attribute in owner.present:
@@ -144,23 +174,16 @@ class UserState:
 
     def _bytes(self, value: Any) -> bytes | None:
         try:
-            return pack(value, forbidden=self._forbidden)
+            return pack(value, forbidden=self._forbidden, names=self._names)
         except Exception:  # a user's object may raise anything
             return None
 
     def accept_start_hooks(self) -> None:
         """Take what the start hooks made and can't be packed (open files, clients) as given: they make it anew."""
-        carried = {id(m) for owner in self._owners if isinstance(owner.owner, nn.Module) for m in owner.owner.modules()}
         for owner in self._owners:
             owner.list_attributes()
             for attribute in owner.present:
                 value = owner.attributes[attribute.name]
-                if isinstance(value, nn.Module) and id(value) not in carried:
-                    self._say(
-                        (owner.name, attribute.name),
-                        f"Leto does not carry the module {attribute.name!r} of {owner.name} over a failure yet: after a"
-                        " recovery it is what the start hooks make of it. Make it a part of the LightningModule.",
-                    )
                 if value is attribute.last or is_frozen(value):
                     continue
                 if not self._watched(value) or self._bytes(value) is None:
@@ -176,9 +199,7 @@ class UserState:
                 self._look(owner.name, attribute, attributes[attribute.name])
             if exchanged is not owner.unsettled:
                 owner.settle()
-            changes = {attribute.name: attribute.change for attribute in owner.present if attribute.change is not _SAME}
-            changes.update((attribute.name, _Absent) for attribute in owner.absent)
-            captured.append(changes)
+            captured.append(owner.changes())
         return captured
 
     def _look(self, owner: str, attribute: _Attribute, value: Any) -> None:
@@ -194,6 +215,8 @@ class UserState:
         elif type(value) in CONSTANTS:
             same = type(value) is type(before) and repr(value) == repr(before)  # repr tells 0.0 from -0.0
             attribute.change = _SAME if same else value
+        elif isinstance(value, nn.Module):
+            self._look_at_module(owner, attribute, value)
         elif not self._watched(value):
             attribute.change = _SAME
         else:
@@ -202,9 +225,21 @@ class UserState:
             if data is not None and not is_frozen(value):
                 attribute.settled, attribute.sight = False, Sight(value)
 
-    def _pack(self, owner_name: str, name: str, value: Any) -> bytes | None:
+    def _look_at_module(self, owner: str, attribute: _Attribute, value: nn.Module) -> None:
+        """Another module than after setup: one that every trainer has, or one that was made meanwhile."""
+        known = self._names.name_of(value) is not None
+        if known and value is attribute.baseline:
+            attribute.change = _SAME
+            return
+        data = self._pack(owner, attribute.name, value, forbidden=self._forbidden_in_modules)
+        attribute.change = _SAME if data is None else _Packed(data)
+        attribute.settled = known or data is None
+
+    def _pack(
+        self, owner_name: str, name: str, value: Any, *, forbidden: tuple[type, ...] | None = None
+    ) -> bytes | None:
         try:
-            data = pack(value, forbidden=self._forbidden)
+            data = pack(value, forbidden=self._forbidden if forbidden is None else forbidden, names=self._names)
         except Exception as error:
             self._say(
                 (owner_name, name),
@@ -221,7 +256,7 @@ class UserState:
         return data
 
     def _say(self, key: tuple[str, str], message: str) -> None:
-        if key not in self._said:
+        if key not in self._said and not self._quiet:
             self._said.add(key)
             warnings.warn(message, stacklevel=2)
 
@@ -229,7 +264,7 @@ class UserState:
         """Give every attribute the value it had at the capture."""
         for owner, changes in zip(self._owners, captured, strict=True):
             attributes = owner.attributes
-            _assign(attributes, changes)
+            _assign(attributes, changes, self._names)
             owner.list_attributes()
             for attribute in owner.known.values():
                 name, before = attribute.name, attribute.baseline
@@ -241,7 +276,7 @@ class UserState:
                 elif attribute.data is not None:
                     # What has not changed is left alone: another object may hold it, too.
                     if name not in attributes or self._bytes(attributes[name]) != attribute.data:
-                        attributes[name] = unpack(attribute.data)
+                        attributes[name] = unpack(attribute.data, self._names)
                 elif is_frozen(before) and self._watched(attributes.get(name)):
                     attributes[name] = before
             owner.list_attributes()
@@ -256,15 +291,22 @@ def user_objects(trainer: Any) -> list[tuple[str, Any]]:
     return objects + [(type(callback).__name__, callback) for callback in trainer.callbacks if callback is not bar]
 
 
-def assign_all(objects: Iterable[tuple[str, Any]], captured: list[dict[str, Any]]) -> None:
+def is_internal(owner: Any, name: str) -> bool:
+    """Whether an attribute is torch's or Lightning's, not the user's."""
+    return isinstance(owner, nn.Module) and name in _MODULE_INTERNALS
+
+
+def assign_all(objects: Iterable[tuple[str, Any]], captured: list[dict[str, Any]], names: ModuleNames) -> None:
     """Set captured attributes on objects of another process and leave all others as they are."""
     for (_, owner), changes in zip(objects, captured, strict=False):  # a callback may have come in a trainer's setup
-        _assign(owner.__dict__, changes)
+        for name, value in changes.items():
+            with suppress(pickle.UnpicklingError):  # holds a module that only trainers have made
+                _assign(owner.__dict__, {name: value}, names)
 
 
-def _assign(attributes: dict[str, Any], changes: dict[str, Any]) -> None:
+def _assign(attributes: dict[str, Any], changes: dict[str, Any], names: ModuleNames) -> None:
     for name, value in changes.items():
         if value is _Absent:
             attributes.pop(name, None)
         else:
-            attributes[name] = unpack(value.data) if isinstance(value, _Packed) else value
+            attributes[name] = unpack(value.data, names) if isinstance(value, _Packed) else value

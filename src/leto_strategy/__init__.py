@@ -27,7 +27,9 @@ def __getattr__(name: str) -> Any:
 
     imported = [flavour for flavour in _FLAVOURS if flavour in sys.modules]
     if len(imported) > 1:
-        raise ImportError(
+        # LightningCLI's parser looks in parent packages for a shorter name of a class, and takes a missing one for no.
+        parser = str(sys._getframe(1).f_globals.get("__name__")).startswith("jsonargparse")
+        raise (AttributeError if parser else ImportError)(
             "Both `lightning` and `pytorch_lightning` are imported; say which one LetoStrategy is for:"
             " `from leto_strategy.strategy.lightning import LetoStrategy` or"
             " `from leto_strategy.strategy.pytorch_lightning import LetoStrategy`."

@@ -3,7 +3,9 @@
 import difflib
 import json
 import os
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -15,26 +17,74 @@ TRAINER_VARIABLE = "LETO_TRAINER"
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """How this process was started, as seen when torch was imported: a script may change both before it trains.
+    """How this process was started, as far as it can be told when torch is imported: a script may change all of it.
 
     Args:
         cwd: Working directory.
-        argv: `sys.argv`.
+        flags: What stands between the interpreter and the script on the command line, but for `-m`.
+        argv: `sys.argv`; its first is no more than a placeholder where the script was started by `-m`.
+        environ: Environment.
     """
 
     cwd: str
+    flags: tuple[str, ...]
     argv: tuple[str, ...]
+    environ: dict[str, str]
 
 
-def _now() -> ProcessStart:
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_OPTIONS = re.compile(r"-(?P<plain>[a-zA-Z?]*?)(?P<last>[mcWX])(?P<rest>.*)")
+
+
+def split_command(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split a command line of the interpreter into its options, without `-m`, and what its script sees as sys.argv."""
+    flags: list[str] = []
+    place = 1
+    while place < len(words) and words[place].startswith("-") and words[place] != "-":
+        word = words[place]
+        match = None if word.startswith("--") else _OPTIONS.match(word)
+        if match is not None and match["last"] in "mc":
+            if match["plain"]:
+                flags.append(f"-{match['plain']}")
+            return tuple(flags), ("-m", *words[place + (1 if match["rest"] else 2) :])
+        has_value = word in _WITH_VALUE or (match is not None and not match["rest"])
+        flags += words[place : place + 1 + has_value]
+        place += 1 + has_value
+    return tuple(flags), tuple(words[place:]) or ("",)
+
+
+def _first_directory(script: str) -> str:
+    """The working directory in which this program was started, where what it is called tells; else the present one."""
+    main = sys.modules.get("__main__")
+    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if path is not None and os.path.isabs(path):
+        if spec is None and path.endswith(f"/{script}"):
+            return str(path.removesuffix(script))
+        root = path.rsplit("/", spec.name.count(".") + 1)[0] if spec is not None else None
+        if root is not None and sys.path and sys.path[0] == root:
+            return str(root)
     try:
-        cwd = os.getcwd()
+        return os.getcwd()
     except FileNotFoundError:  # it was removed
-        cwd = "/"
-    return ProcessStart(cwd, tuple(getattr(sys, "argv", [""])))
+        return "/"
 
 
-_start = _now()
+def _now(environ: dict[str, str]) -> ProcessStart:
+    flags, argv = split_command(sys.orig_argv)
+    return ProcessStart(_first_directory(argv[0]), flags, argv, environ)
+
+
+def _first_environment() -> dict[str, str]:
+    """The environment that this program was executed with: the script may have changed it before torch is there."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
+    except OSError:
+        return dict(os.environ)
+    return {name: value for name, separator, value in entries if name and separator}
+
+
+_start = _now(_first_environment())
 
 
 def process_start() -> ProcessStart:
@@ -45,7 +95,7 @@ def process_start() -> ProcessStart:
 def note_process_start() -> None:
     """In a forked process that is about to run a script: it starts now."""
     global _start
-    _start = _now()
+    _start = _now(dict(os.environ))
 
 
 def scratch_directory(job: str) -> str:
@@ -66,6 +116,9 @@ class LetoConfig:
         stop_grace: Seconds between a forwarded SIGINT or SIGTERM and SIGKILL.
         zygote: Fork trainers from a process that has imported torch and Lightning already: "auto" (wherever the
             script can be run again that way), "on", or "off" (every trainer starts a new interpreter).
+        updater: How an optimizer step survives a failure: "transactional" (in place, for one Adam, AdamW or SGD),
+            "sync_snapshot" (any optimizers: a copy of the whole state after every step), or "auto": the first where it
+            is exact, else the second, with one line said.
         chunk_bytes: Bytes of state per chunk of the update transaction; None: 4 to 32 chunks a rank.
         bucket_cap_mb: Size of a gradient bucket in MiB, as in DistributedDataParallel.
         find_unused_parameters: As in DistributedDataParallel: parameters that take no part in a step are skipped.
@@ -78,6 +131,7 @@ class LetoConfig:
     reap_timeout: float = 30.0
     stop_grace: float = 8.0
     zygote: str = "auto"
+    updater: str = "auto"
     chunk_bytes: int | None = None
     bucket_cap_mb: float = 25.0
     find_unused_parameters: bool = False
@@ -86,8 +140,15 @@ class LetoConfig:
     def __post_init__(self) -> None:
         if self.shadows not in (0, 1) or isinstance(self.shadows, bool):
             raise ConfigurationError(f"LetoStrategy(shadows={self.shadows!r}): use 1, or 0 for no shadow trainers")
+        bare: object = self.zygote
+        if isinstance(bare, bool):  # what YAML and Hydra make of a bare `off`
+            object.__setattr__(self, "zygote", "on" if bare else "off")
         if self.zygote not in ("auto", "on", "off"):
             raise ConfigurationError(f"LetoStrategy(zygote={self.zygote!r}): use 'auto', 'on' or 'off'")
+        if self.updater not in ("auto", "transactional", "sync_snapshot"):
+            raise ConfigurationError(
+                f"LetoStrategy(updater={self.updater!r}): use 'auto', 'transactional' or 'sync_snapshot'"
+            )
         for name in ("hang_timeout", "max_restarts", "reap_timeout", "stop_grace", "chunk_bytes", "bucket_cap_mb"):
             value = getattr(self, name)
             if value is None and name in ("hang_timeout", "chunk_bytes"):
@@ -130,7 +191,8 @@ class TrainerIdentity:
         store_fd: Rank 0: socket that already listens on that port, else -1.
         stdout_fd: The user's standard output.
         stderr_fd: The user's standard error.
-        logger_versions: Version of each logger, fixed by the user's process.
+        loggers: What the user's process has fixed of each logger: its kind, its version and the like.
+        files: Further descriptors, by name; see `leto_strategy.context`.
     """
 
     job: str
@@ -148,7 +210,8 @@ class TrainerIdentity:
     store_fd: int
     stdout_fd: int
     stderr_fd: int
-    logger_versions: tuple[str | int | None, ...] = ()
+    loggers: tuple[dict[str, Any], ...] = ()
+    files: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The value of `LETO_TRAINER`."""
@@ -158,7 +221,7 @@ class TrainerIdentity:
     def from_json(cls, text: str) -> "TrainerIdentity":
         """Inverse of `to_json`; unknown keys are a bug of ours and raise TypeError."""
         values = json.loads(text)
-        for name in ("prior_result_fds", "logger_versions"):
+        for name in ("prior_result_fds", "loggers"):
             values[name] = tuple(values.get(name, ()))
         return cls(**values)
 
@@ -178,6 +241,12 @@ def trainer_identity() -> TrainerIdentity | None:
     return _identity
 
 
+def is_imported_by_worker() -> bool:
+    """Whether the script is being run because `multiprocessing` has spawned a process, such as a DataLoader worker."""
+    process: Any = sys.modules.get("multiprocessing.process")
+    return process is not None and getattr(process.current_process(), "_inheriting", False)
+
+
 def become_trainer() -> None:
     """In a trainer process, take the identity that the supervisor gave it and let Lightning see its rank.
 
@@ -191,11 +260,16 @@ def become_trainer() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)
+    set_rank_variables(identity)
+    rank_zero: Any = sys.modules.get("lightning_utilities.core.rank_zero")
+    if rank_zero is not None:  # imported before the rank was known: in a forked trainer
+        rank_zero.rank_zero_only.rank = identity.rank
+
+
+def set_rank_variables(identity: TrainerIdentity) -> None:
+    """Let Lightning see which rank this trainer is."""
     os.environ["LOCAL_RANK"] = str(identity.rank)
     os.environ["NODE_RANK"] = "0"
     os.environ["WORLD_SIZE"] = str(identity.world)
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     os.environ["MASTER_PORT"] = str(identity.store_port)
-    rank_zero: Any = sys.modules.get("lightning_utilities.core.rank_zero")
-    if rank_zero is not None:  # imported before the rank was known: in a forked trainer
-        rank_zero.rank_zero_only.rank = identity.rank

@@ -8,12 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from leto_strategy.errors import LetoError
 
 LATER = {
-    "run": 'write Trainer(strategy="leto") in the script',
-    "train": 'write Trainer(strategy="leto") in your own script',
     "simulate": "there is no replacement yet",
 }
 """Subcommands of later releases, and what to do until then."""
@@ -29,7 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in LATER:
         print(f"leto {arguments[0]}: comes with a later release; {LATER[arguments[0]]}", file=sys.stderr)
         return 2
+    if arguments[:1] == ["train"]:
+        train(arguments[1:])
     parser = build_parser()
+    if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
+        arguments[1:1] = ["--"]  # everything after it is the script's
     options = parser.parse_args(arguments)
     try:
         status = _dispatch(options, parser)
@@ -48,6 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def train(arguments: Sequence[str]) -> NoReturn:
+    """Become the Hydra application, which does not return.
+
+    It replaces this process, as `python -m leto_strategy.pretraining`: so Hydra, Lightning and Leto each find a command
+    line that they can run again for a rank, and this one stays light.
+
+    Args:
+        arguments: Hydra's overrides and options, as they were typed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "leto_strategy.pretraining", *arguments])
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(prog="leto", description="Look at, test and check jobs that Leto protects.")
@@ -57,6 +74,15 @@ def build_parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="show your running jobs: processes, progress, recoveries")
     status.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     status.add_argument("--job", metavar="JOB", help="only this job; a unique beginning of its name will do")
+
+    run = commands.add_parser(
+        "run",
+        help="run a script under Leto that does not name a strategy",
+        usage="leto run [-h] script.py [ARGUMENT ...]\n       leto run [-h] -m package.module [ARGUMENT ...]",
+        description='Run a script: each Trainer without a strategy, or with strategy="auto", gets strategy="leto".'
+        " A strategy that the script names is left alone.",
+    )
+    run.add_argument("script", nargs="*", help="the script, or -m and a module, and its arguments")
 
     inject = commands.add_parser(
         "inject",
@@ -76,6 +102,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     inject.add_argument("--list-points", action="store_true", help="print the points and what they mean, and exit")
 
+    commands.add_parser("train", help="train a small GPT: a Hydra application; leto train --help", add_help=False)
+
     doctor = commands.add_parser("doctor", help="check whether this machine can run Leto")
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser
@@ -86,6 +114,10 @@ def _dispatch(options: argparse.Namespace, parser: argparse.ArgumentParser) -> i
         from leto_strategy.cli import status
 
         return status.run(job=options.job, as_json=options.json)
+    if options.command == "run":
+        from leto_strategy.cli import run
+
+        return run.run(options.script)
     if options.command == "inject":
         from leto_strategy.cli import inject
 

@@ -15,7 +15,7 @@ from leto_strategy.memory.wire import FrameConnection
 from leto_strategy.processes.generation import Generation, TrainerEvents, TrainerProcess, connect_trainer
 from leto_strategy.processes.loop import Loop
 from leto_strategy.processes.messages import ExitStatus, LaunchSpec
-from leto_strategy.processes.starting import ZygoteClient, spawn
+from leto_strategy.processes.starting import ZygoteClient, command, spawn
 from leto_strategy.processes.timings import Timings
 
 GENERATION_VARIABLE = "LETO_GENERATION"
@@ -31,6 +31,7 @@ class SharedFiles:
     Args:
         result: memfd for the result of this call.
         prior_results: memfds of the script's earlier calls.
+        further: What else trainers inherit, by name.
         stdout: The user's standard output.
         stderr: The user's standard error.
         null: /dev/null, read and write.
@@ -38,6 +39,7 @@ class SharedFiles:
 
     result: int
     prior_results: tuple[int, ...]
+    further: dict[str, int]
     stdout: int
     stderr: int
     null: int
@@ -164,7 +166,8 @@ class GenerationLauncher:
         ours, theirs = socket.socketpair()
         with ExitStack() as stack:
             stack.enter_context(theirs)
-            fds = [theirs.fileno(), files.result, *files.prior_results, files.stdout, files.stderr]
+            fds = [theirs.fileno(), files.result, *files.prior_results, *files.further.values()]
+            fds += [files.stdout, files.stderr]
             if trainer.rank == 0:
                 fds.append(store.fileno())
             stdio = (0, files.stdout, files.stderr)
@@ -187,7 +190,8 @@ class GenerationLauncher:
                 store_fd=store.fileno() if trainer.rank == 0 else -1,
                 stdout_fd=files.stdout,
                 stderr_fd=files.stderr,
-                logger_versions=self._spec.logger_versions,
+                loggers=self._spec.loggers,
+                files=files.further,
             )
             env = {
                 **self._spec.env,
@@ -208,7 +212,7 @@ class GenerationLauncher:
 
     def _spawn(self, env: dict[str, str], fds: list[int], stdio: tuple[int, int, int]) -> int | None:
         try:
-            return spawn(self._spec.argv, env=env, cwd=self._spec.cwd, fds=fds, stdio=stdio)
+            return spawn(command(self._spec), env=env, cwd=self._spec.cwd, fds=fds, stdio=stdio)
         except OSError as error:
             self._on_warning(f"a trainer can't be started: {error}")
             return None

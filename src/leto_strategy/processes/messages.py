@@ -75,7 +75,9 @@ class LaunchSpec:
         hang_timeout: Seconds; see `LetoConfig`.
         reap_timeout: Seconds; see `LetoConfig`.
         stop_grace: Seconds; see `LetoConfig`.
-        logger_versions: Passed on to the trainers.
+        loggers: Passed on to the trainers.
+        files: Names of further files that trainers inherit; their descriptors come last with the launch.
+        rerun_first: A trainer that is a new interpreter loads Leto before the script, not when that imports torch.
         faults: Faults to arm at the start, as JSON values of `faults.Fault`.
         needs_memory: State is retained (fit). Without it there are no managers and no shadows, and a failure starts the
             call again from its beginning.
@@ -98,7 +100,9 @@ class LaunchSpec:
     hang_timeout: float | None = None
     reap_timeout: float = 30.0
     stop_grace: float = 8.0
-    logger_versions: tuple[str | int | None, ...] = ()
+    loggers: tuple[dict[str, Any], ...] = ()
+    files: tuple[str, ...] = ()
+    rerun_first: bool = False
     faults: tuple[dict[str, Any], ...] = ()
     needs_memory: bool = True
     timings: dict[str, float] = field(default_factory=dict)
@@ -110,6 +114,8 @@ class LaunchSpec:
             raise ProtocolError(f"the job's name must be letters and digits, got {self.job!r}")
         if self.reap_timeout <= 0 or self.stop_grace < 0 or (self.hang_timeout is not None and self.hang_timeout <= 0):
             raise ProtocolError("timeouts must be greater than 0")
+        if self.rerun_first and self.script is None:
+            raise ProtocolError("what is to be run again must be a script")
 
     def to_json(self) -> dict[str, Any]:
         """The frame that the launcher sends first."""
@@ -155,7 +161,9 @@ class LaunchSpec:
             hang_timeout=get(frame, "hang_timeout", float, None),
             reap_timeout=get(frame, "reap_timeout", float, 30.0),
             stop_grace=get(frame, "stop_grace", float, 8.0),
-            logger_versions=tuple(get(frame, "logger_versions", list, [])),
+            loggers=tuple(checked(logger, dict, "loggers") for logger in get(frame, "loggers", list, [])),
+            files=tuple(_strings(frame, "files", ())),
+            rerun_first=get(frame, "rerun_first", bool, False),
             faults=faults,
             needs_memory=get(frame, "needs_memory", bool, True),
             timings=get(frame, "timings", dict, {}),

@@ -4,14 +4,17 @@ Everything is started by the supervisor's main thread, because the parent-death 
 start through the zygote is answered later, through the loop.
 """
 
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from leto_strategy.config import split_command
 from leto_strategy.errors import ProtocolError
 from leto_strategy.memory.wire import FrameConnection
 from leto_strategy.processes.generation import Link, close_all
@@ -19,6 +22,7 @@ from leto_strategy.processes.loop import Loop
 from leto_strategy.processes.messages import ExitStatus, LaunchSpec, get
 from leto_strategy.processes.timings import Timings
 
+_RERUN = "from leto_strategy.processes.zygote import rerun; rerun()"
 _STUB = str(Path(__file__).with_name("stub.py"))
 # What this process handles or ignores must not be inherited as ignored.
 _DEFAULT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
@@ -90,7 +94,7 @@ class ZygoteClient:
         self.ended = False
         ours, theirs = socket.socketpair()
         code = f"from leto_strategy.processes.zygote import main; main({theirs.fileno()}, {os.getpid()})"
-        argv = [spec.argv[0], *_interpreter_flags(spec), "-c", code]
+        argv = [spec.argv[0], *split_command(spec.argv)[0], "-c", code]
         with theirs:
             self.pid = spawn(argv, env=env, cwd=spec.cwd, fds=[theirs.fileno()], stdio=stdio)
         loop.own(self.pid, self._on_ended)
@@ -177,10 +181,10 @@ class ZygoteClient:
             callback(None)
 
 
-def _interpreter_flags(spec: LaunchSpec) -> list[str]:
-    """Return what stands between the interpreter and the script in the command: ``-O``, ``-X dev`` and the like."""
+def command(spec: LaunchSpec) -> list[str]:
+    """Return the command of a trainer that is a new interpreter."""
+    if not spec.rerun_first:
+        return list(spec.argv)
     assert spec.script is not None
-    end = len(spec.argv) - len(spec.script.argv)
-    if spec.script.module is not None and spec.argv[end - 1] == "-m":  # else it is one word, "-mmodule"
-        end -= 1
-    return list(spec.argv[1 : max(1, end)])
+    value = json.dumps({"script": asdict(spec.script), "argv": spec.argv})
+    return [spec.argv[0], *split_command(spec.argv)[0], "-c", _RERUN, value]

@@ -303,17 +303,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         frame = connection.receive_one(timeout=_LAUNCH_TIMEOUT)
         spec = LaunchSpec.from_json(frame.message)
-        if not frame.fds:
-            raise ProtocolError("a launch needs a result file")
+        if len(frame.fds) <= len(spec.files):
+            raise ProtocolError("a launch needs a result file, and a descriptor for each further one")
         raise_file_limit(_FILES_BASE + _FILES_PER_RANK * spec.world)
     except (ProtocolError, ResourceError, EOFError, OSError) as error:
         with suppress(OSError, ProtocolError, TimeoutError):
             end = {"op": "end", "outcome": "failed", "reason": str(error), "recoveries": []}
             connection.send(end, timeout=timedelta(seconds=5))
         return 1
+    num_results = len(frame.fds) - len(spec.files)
     files = SharedFiles(
         result=frame.fds[0],
-        prior_results=tuple(frame.fds[1:]),
+        prior_results=tuple(frame.fds[1:num_results]),
+        further=dict(zip(spec.files, frame.fds[num_results:], strict=True)),
         stdout=os.dup(1),
         stderr=os.dup(2),
         null=os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC),

@@ -11,6 +11,7 @@ import gc
 import importlib
 import importlib.machinery
 import io
+import json
 import os
 import runpy
 import signal
@@ -22,7 +23,9 @@ import types
 import warnings
 from datetime import timedelta
 
-from leto_strategy.config import become_trainer, note_process_start
+from leto_strategy.autoload import autoload
+from leto_strategy.beginnings import seed_anew
+from leto_strategy.config import note_process_start
 from leto_strategy.errors import ProtocolError
 from leto_strategy.memory.wire import FrameConnection
 from leto_strategy.processes.messages import Script, get
@@ -55,9 +58,22 @@ def main(control_fd: int, supervisor_pid: int) -> None:
         os._exit(0)
     os.environ.clear()
     os.environ.update(env)
-    become_trainer()
+    autoload()
     os.chdir(frame["cwd"])
-    sys.orig_argv[:] = frame["argv"]
+    _start(script, frame["argv"])
+
+
+def rerun() -> None:
+    """In a new interpreter, run the script that the last argument describes.
+
+    Leto is loaded before the script's first line, which may start Hydra, or print, ahead of `import torch`.
+    """
+    frame = json.loads(sys.argv[-1])
+    _start(Script.from_json(frame["script"]), frame["argv"])
+
+
+def _start(script: Script, argv: list[str]) -> None:
+    sys.orig_argv[:] = argv
     sys.argv[:] = list(script.argv)
     note_process_start()
     run_script(script)
@@ -214,15 +230,7 @@ def _become_trainer(supervisor_pid: int, fds: list[int], targets: list[int]) -> 
     if os.getppid() != supervisor_pid:
         os._exit(1)
     _place(fds, targets)
-    _seed_anew()
-
-
-def _seed_anew() -> None:
-    """Seed the global generators from the operating system, as a new interpreter has them; `random` has done so."""
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.seed()
+    seed_anew()
 
 
 def _place(fds: list[int], targets: list[int]) -> None:

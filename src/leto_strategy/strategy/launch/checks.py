@@ -1,5 +1,6 @@
 """What strategy="leto" refuses, said in the user's process before memory is allocated or a process is started."""
 
+import inspect
 import os
 import resource
 import sys
@@ -7,22 +8,18 @@ import tempfile
 from typing import Any
 
 from leto_strategy.errors import ConfigurationError, ResourceError, UnsupportedFeatureError
+from leto_strategy.strategy.capture.loggers import files_kind
 from leto_strategy.strategy.flavour import Flavour
 
 _NUM_FILES_MINIMUM = 128
 
 _CALLBACKS_LATER = {
-    "GradientAccumulationScheduler": "gradient accumulation",
-    "StochasticWeightAveraging": "weight averaging",
-    "WeightAveraging": "weight averaging",
-    "EMAWeightAveraging": "weight averaging",
-    "BaseFinetuning": "unfreezing layers during training",
-    "BackboneFinetuning": "unfreezing layers during training",
-    "BatchSizeFinder": "the Tuner",
-    "LearningRateFinder": "the Tuner",
-    "ModelPruning": "pruning",
-    "SaveConfigCallback": "LightningCLI",
+    "StochasticWeightAveraging": "it exchanges schedulers in the middle of training; use WeightAveraging instead",
+    "BatchSizeFinder": "it trains with other batch sizes first; run it once with strategy='auto'",
+    "LearningRateFinder": "it trains with other learning rates first; run it once with strategy='auto'",
+    "ModelPruning": "it replaces parameters in the middle of training; leave it out",
 }
+_PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
 
 
 def check_interactive() -> None:
@@ -88,44 +85,37 @@ def _check_features(trainer: Any, flavour: Flavour) -> None:
     def later(what: str, remedy: str) -> None:
         raise UnsupportedFeatureError(f"strategy='leto' does not support {what} yet; {remedy}")
 
-    hydra = sys.modules.get("hydra.core.hydra_config")
-    if hydra is not None and hydra.HydraConfig.initialized():
-        later("scripts started by Hydra", "run the training without @hydra.main.")
     for callback in trainer.callbacks:
         for cls in type(callback).__mro__:
             if cls.__name__ in _CALLBACKS_LATER and cls.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
-                later(f"{_CALLBACKS_LATER[cls.__name__]} ({type(callback).__name__})", "leave that callback out.")
-    precision = flavour.pytorch("plugins.precision").Precision
-    if type(trainer.precision_plugin) is not precision:
-        later(f"precision {trainer.precision!r}", "use Trainer(precision='32-true').")
-    if trainer.accumulate_grad_batches != 1:
-        later("gradient accumulation", "use Trainer(accumulate_grad_batches=1).")
-    if trainer.reload_dataloaders_every_n_epochs:
-        later("reload_dataloaders_every_n_epochs", "use 0.")
+                later(f"{type(callback).__name__}", f"{_CALLBACKS_LATER[cls.__name__]}.")
+    if type(trainer.precision_plugin).__name__ not in _PRECISIONS:
+        later(
+            f"{type(trainer.precision_plugin).__name__} (precision {trainer.precision!r})",
+            "use precision='32-true', '64-true', 'bf16-true', '16-true', 'bf16-mixed' or '16-mixed'.",
+        )
     if trainer.strategy._layer_sync is not None:
-        later("sync_batchnorm", "use Trainer(sync_batchnorm=False).")
+        raise ConfigurationError(
+            "torch's SyncBatchNorm runs on GPUs only, so Trainer(sync_batchnorm=True) can't train on the CPU, under any"
+            " strategy; leave it out."
+        )
     if type(trainer.strategy.checkpoint_io).__name__ == "AsyncCheckpointIO":
         later("AsyncCheckpointIO", "use the default CheckpointIO: a checkpoint must be written when its step is over.")
-    csv_logger = flavour.pytorch("loggers").CSVLogger
     for logger in trainer.loggers:
-        if type(logger) is not csv_logger and type(logger).__name__ != "DummyLogger":
-            later(f"the logger {type(logger).__name__}", "use Trainer(logger=CSVLogger('logs')) or logger=False.")
+        if files_kind(logger, flavour) == "csv_logs" and "://" in str(logger.save_dir):
+            later(f"a CSVLogger that writes to {logger.save_dir}", "use a local directory: CSVLogger('logs').")
 
 
-def check_fit(trainer: Any, arguments: dict[str, Any]) -> None:
+def check_fit(trainer: Any) -> None:
     """Raise for what a call of `fit` asks for and Leto can't keep exact yet.
 
     Raises:
         UnsupportedFeatureError: See its message.
     """
-    module = trainer.lightning_module
-    if not module.automatic_optimization:
+    if "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters:
         raise UnsupportedFeatureError(
-            "strategy='leto' does not support manual optimization yet; use automatic_optimization=True."
-        )
-    if arguments.get("ckpt_path") is not None:
-        raise UnsupportedFeatureError(
-            "strategy='leto' does not support fit(ckpt_path=...) yet; load the weights with load_from_checkpoint."
+            "strategy='leto' does not support training_step(self, dataloader_iter): it can't know which batches a step"
+            " fetched. Use training_step(self, batch, batch_idx)."
         )
 
 

@@ -1,6 +1,5 @@
 """What a trainer leaves behind and the user's process takes over: as if the call had run in the user's process."""
 
-import os
 import pickle
 import traceback
 from typing import Any
@@ -8,28 +7,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leto_strategy.strategy.capture.kept import KeptState, give_to
 from leto_strategy.strategy.capture.loggers import LoggerState
-from leto_strategy.strategy.capture.packing import pack, unpack
 from leto_strategy.strategy.capture.rng import capture_rng, restore_rng
-from leto_strategy.strategy.capture.user_state import UserState, assign_all, user_objects
+from leto_strategy.strategy.flavour import Flavour
+
+_LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 
 
 class RemoteError(Exception):
     """Carries the traceback of the trainer in which a user's exception was raised."""
 
 
+def _path(fd: int) -> str:
+    """Opened by this path a file has a position of its own; an inherited descriptor shares it with all processes."""
+    return f"/proc/self/fd/{fd}"
+
+
 def write_result(fd: int, result: dict[str, Any]) -> None:
     """Replace the content of the result file."""
-    os.ftruncate(fd, 0)
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.seek(0)
+    with open(_path(fd), "wb") as file:
         torch.save(result, file)
 
 
 def read_result(fd: int) -> dict[str, Any]:
-    """The result of an ended call."""
-    with os.fdopen(os.dup(fd), "rb") as file:
-        file.seek(0)
+    """The result of an ended call; all trainers of a later call read it at the same time."""
+    with open(_path(fd), "rb") as file:
         result: dict[str, Any] = torch.load(file, weights_only=False, map_location="cpu")
     return result
 
@@ -58,55 +61,53 @@ def raise_remote(portable: dict[str, Any]) -> None:
     raise error from RemoteError("\n" + portable["traceback"])
 
 
-def collect(trainer: Any, returned: Any, baseline: UserState | None, loggers: LoggerState | None) -> dict[str, Any]:
+def collect(trainer: Any, returned: Any, kept: KeptState | None, loggers: LoggerState | None) -> dict[str, Any]:
     """Everything of a trainer that the user may look at after the call."""
     strategy = trainer.strategy
     module = trainer.lightning_module
     fitted = trainer.state.fn == "fit"
     connector = trainer._logger_connector
     checkpoint: dict[str, Any] = {}
-    if fitted:
+    if fitted and strategy.optimizers:  # an exception may have come before them
         checkpoint = {
             "optimizers": [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers],
+            "groups": [_names_of_groups(module, optimizer) for optimizer in strategy.optimizers],
             "schedulers": [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs],
         }
     return {
         "returned": returned,
-        "weights": _weights_of(module) if fitted else None,
-        "versions": [getattr(logger, "version", None) for logger in trainer.loggers],
+        "weights": _weights_of(module) if fitted or trainer.ckpt_path else None,
         "checkpoint": checkpoint,
         "state": (trainer.state.status, trainer.state.fn, trainer.state.stage),
         "metrics": tuple(
             {k: _plain(v) for k, v in values.items()}
             for values in (connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics)
         ),
-        "loops": trainer.fit_loop.state_dict(),
+        "loops": {name: getattr(trainer, name).state_dict() for name in _LOOPS},
         "limits": (trainer.fit_loop.max_epochs, trainer.fit_loop.min_epochs, trainer.fit_loop.max_batches),
         "should_stop": trainer.should_stop,
         "rng": capture_rng(),
-        "loggers": loggers.capture() if loggers is not None else {},
+        "loggers": loggers.ended() if loggers is not None else [],
         "ckpt_path": trainer.ckpt_path,
         "callbacks": {cb.state_key: cb.state_dict() for cb in trainer.callbacks if cb.state_dict()},
-        "attributes": pack(baseline.capture()) if baseline is not None else None,
+        "attributes": kept.result() if kept is not None else None,
     }
 
 
-def apply(trainer: Any, result: dict[str, Any], loop_class: type) -> Any:
+def apply(trainer: Any, result: dict[str, Any], flavour: Flavour) -> Any:
     """Give a collected result to the Trainer of this process; returns what the call returned."""
     strategy, module = trainer.strategy, trainer.lightning_module
     strategy.connect(module)
     module.trainer = trainer
     if result["weights"] is not None:
         _load_weights(module, result["weights"])
-    for logger, version in zip(trainer.loggers, result["versions"], strict=False):
-        if version is not None and hasattr(logger, "_version"):
-            logger._version = version
     trainer.state.status, trainer.state.fn, trainer.state.stage = result["state"]
     connector = trainer._logger_connector
     connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = result["metrics"]
     fit_loop = trainer.fit_loop
-    fit_loop.load_state_dict(result["loops"])
-    _clear_restart_flags(fit_loop, loop_class)
+    for name, state in result["loops"].items():
+        getattr(trainer, name).load_state_dict(state)
+        _clear_restart_flags(getattr(trainer, name), flavour.pytorch("loops.loop")._Loop)
     fit_loop.max_epochs, fit_loop.min_epochs, fit_loop.max_batches = result["limits"]
     trainer.should_stop = result["should_stop"]
     trainer._checkpoint_connector._ckpt_path = result["ckpt_path"]
@@ -117,11 +118,17 @@ def apply(trainer: Any, result: dict[str, Any], loop_class: type) -> Any:
                 callback.dirpath = state["dirpath"]
             callback.load_state_dict(state)
     if result["attributes"] is not None:
-        assign_all(user_objects(trainer), unpack(result["attributes"]))
+        give_to(trainer, flavour, result["attributes"])
     if result["checkpoint"]:
         strategy.remember_checkpoint(result["checkpoint"])
     restore_rng(result["rng"])
     return result["returned"]
+
+
+def _names_of_groups(module: Any, optimizer: Any) -> list[list[str | None]]:
+    """Names of the parameters of each group; None for one that the module does not have."""
+    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [[name_of.get(id(p)) for p in group["params"]] for group in getattr(optimizer, "param_groups", [])]
 
 
 def _weights_of(module: Any) -> list[tuple[str, Tensor, bool]]:

@@ -19,8 +19,10 @@ import torch.distributed as dist
 
 from leto_strategy.config import TrainerIdentity, scratch_directory
 from leto_strategy.faults import CrashPoints
-from leto_strategy.strategy.capture.loggers import LoggerState
+from leto_strategy.strategy.capture.kept import KeptState
+from leto_strategy.strategy.capture.loggers import LoggerState, logger_kind
 from leto_strategy.strategy.flavour import Flavour
+from leto_strategy.strategy.launch.hydra_job import open_logs
 from leto_strategy.strategy.launch.link import SupervisorLink, kind_of
 from leto_strategy.strategy.launch.results import collect, portable_exception, write_result
 
@@ -31,14 +33,15 @@ class TrainerSide:
     Args:
         identity: Who it is.
         flavour: Lightning's distribution.
-        logger_positions: Where the script's earlier calls left the loggers' files.
     """
 
-    def __init__(self, identity: TrainerIdentity, flavour: Flavour, logger_positions: dict[str, Any]) -> None:
-        self.identity, self._flavour, self.logger_positions = identity, flavour, logger_positions
+    def __init__(self, identity: TrainerIdentity, flavour: Flavour) -> None:
+        self.identity, self._flavour = identity, flavour
         self._link = SupervisorLink(identity)
         self.loggers: LoggerState | None = None
         self._promoted = False
+        self._unplaced: list[Any] = []
+        self._before: KeptState | None = None
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any, trainer: Any) -> None:
         """Run the call and end the process; never returns."""
@@ -46,7 +49,7 @@ class TrainerSide:
         try:
             returned = function(*args, **kwargs)
             session = trainer.strategy._session
-            result = collect(trainer, returned, session.snapshot.user if session is not None else None, self.loggers)
+            result = collect(trainer, returned, self._before, self.loggers)
             if self.identity.rank == 0:
                 write_result(self.identity.result_fd, {"outcome": "finished", **result})
             if session is not None:
@@ -65,18 +68,17 @@ class TrainerSide:
         directory = scratch_directory(self.identity.job)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         multiprocessing.process.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
+        # What a killed trainer's spawned workers left is unlinked for it; nothing the user has to know.
+        sys.warnoptions.append("ignore:resource_tracker")
         if self.identity.role == "active":
             self._speak()
         identity = self.identity
         self._flavour.fabric_module("utilities.distributed")._set_num_threads_if_needed(num_processes=identity.world)
-        for logger, version in zip(trainer.loggers, identity.logger_versions, strict=False):
-            if version is not None:
-                logger._version = version
-        csv = self._flavour.pytorch("loggers.csv_logs")
-        self.loggers = LoggerState(
-            trainer.loggers, csv.CSVLogger, csv.ExperimentWriter, is_rank_zero=identity.rank == 0
-        )
-        self.loggers.silence()
+        self.loggers = LoggerState(trainer.loggers, identity.loggers, self._flavour, is_rank_zero=identity.rank == 0)
+        if trainer.loggers and logger_kind(trainer.loggers[0], self._flavour) == "other":
+            checkpoint_class = self._flavour.pytorch("callbacks").ModelCheckpoint
+            checkpoints = [callback for callback in trainer.callbacks if isinstance(callback, checkpoint_class)]
+            self._unplaced = [checkpoint for checkpoint in checkpoints if checkpoint.dirpath is None]
         if identity.role == "shadow":
             trainer._data_connector.prepare_data = lambda: None
         self._replace_sigterm_handler(trainer)
@@ -94,6 +96,21 @@ class TrainerSide:
                 connector.received_sigterm = True
 
         connector._sigterm_notifier_fn = notify
+
+    def begin_to_log(self, trainer: Any) -> None:
+        """Nothing of this call is recorded yet: log from its beginning.
+
+        A checkpoint directory that has the name of a logger's run in it could not be known before that run was begun.
+        """
+        assert self.loggers is not None
+        self.loggers.begin()
+        for checkpoint in self._unplaced:
+            checkpoint.dirpath = None
+            checkpoint.setup(trainer, trainer.lightning_module, stage=trainer.state.fn)
+
+    def note_user_state(self, trainer: Any) -> None:
+        """Everything is attached and no hook of the call has run: what changes from here on is the call's doing."""
+        self._before = KeptState(trainer, self._flavour, quiet=True)
 
     def join(self, backend: str, timeout: timedelta) -> None:
         """Join the process group of this generation."""
@@ -120,6 +137,7 @@ class TrainerSide:
         """Let output go to the user from here on."""
         sys.stdout.flush()
         sys.stderr.flush()
+        open_logs()
         os.dup2(self.identity.stdout_fd, 1)
         os.dup2(self.identity.stderr_fd, 2)
         for stream in (sys.stdout, sys.stderr):
@@ -137,12 +155,13 @@ class TrainerSide:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         call = self._flavour.pytorch("trainer.call")
         portable = portable_exception(error)
+        _stand_alone(trainer.strategy)
         try:
             call._interrupt(trainer, error)
             trainer._teardown()
         except Exception:  # the user's own exception matters more than one in its handling
             logging.getLogger(__name__).exception("leto: an on_exception hook failed")
-        result = collect(trainer, None, None, self.loggers)
+        result = collect(trainer, None, self._before, self.loggers)
         write_result(self.identity.result_fd, {"outcome": "raise", "exception": portable, **result})
         self._link.delivered()
 
@@ -150,6 +169,21 @@ class TrainerSide:
 def hush(logger: str, *, level: int = logging.WARNING) -> None:
     """Keep Lightning's notices about devices and tips to the user's process: each trainer repeats the script."""
     logging.getLogger(logger).setLevel(level)
+
+
+def print_no_summary(trainer: Any, flavour: Flavour) -> None:
+    """In a trainer that goes on with a fit: the summary of the model was printed when the fit began."""
+    callbacks = flavour.pytorch("callbacks")
+    for callback in trainer.callbacks:
+        if type(callback) in (callbacks.ModelSummary, callbacks.RichModelSummary):
+            callback.on_fit_start = lambda *_: None
+
+
+def _stand_alone(strategy: Any) -> None:
+    """Only this rank runs its exception hooks: a checkpoint that one of them writes must not wait for the others."""
+    strategy.barrier = lambda *args, **kwargs: None
+    strategy.broadcast = lambda value, *args, **kwargs: value
+    strategy.reduce_boolean_decision = lambda decision, *args, **kwargs: decision
 
 
 def _leave(code: int) -> None:

@@ -25,6 +25,9 @@ EXPECTED = {
     "leto_strategy/triton_kernels/__init__.py",
     "leto_strategy/conf/__init__.py",
     "leto_strategy/conf/strategy/leto.yaml",
+    "leto_strategy/conf/train.yaml",
+    "leto_strategy/conf/experiment/smoke.yaml",
+    "leto_strategy/pretraining/gpt.py",
     "hydra_plugins/hydra_leto/__init__.py",
     "hydra_plugins/hydra_leto/search_path.py",
 }

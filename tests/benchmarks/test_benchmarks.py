@@ -48,7 +48,7 @@ def test_records_are_timed() -> None:
     assert found["record_ms_per_step"] == max(found["record_ms_by_model"].values())
     assert found["num_steps_timed"] == {"tiny": 40, "small": 40}
     parts = found["parts_ms"]["tiny"]
-    assert {"start", "mid", "words", "start.capture", "start.pack", "mid.capture.rng", "user", "update"} <= set(parts)
+    assert {"start", "mid", "words", "start.capture", "start.pack", "mid.capture.rng", "update"} <= set(parts)
     assert found["bytes"]["tiny"]["start"] > found["bytes"]["tiny"]["mid"] > 5000  # torch's generator alone has 5 KB
 
 
@@ -107,7 +107,7 @@ def test_medians_are_those_of_the_kind_and_level() -> None:
 
 def test_what_runs_between_the_records_is_not_counted() -> None:
     parts = {"start": 100_000, "mid.pack": 50_000, "words": 10_000, "fetch": 5_000}
-    others = {"user": 9_000_000, "update": 8_000_000, "synchronise": 7_000_000, "bytes.start": 31_000}
+    others = {"update": 8_000_000, "synchronise": 7_000_000, "bytes.start": 31_000}
     assert overhead.record_ms(parts | others) == pytest.approx(0.165)
 
 

@@ -20,7 +20,7 @@ def leto(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_what_there_is_and_nothing_else() -> None:
     result = leto("--help")
     assert result.returncode == 0
-    for command in ("status", "inject", "doctor"):
+    for command in ("status", "inject", "train", "doctor"):
         assert command in result.stdout
     for command in main.LATER:
         assert f"\n    {command} " not in result.stdout

@@ -25,6 +25,7 @@ from leto_strategy import system
 from leto_strategy.faults import FaultPlan
 from leto_strategy.memory.wire import FrameConnection
 from tests.e2e.tiny import Case
+from tests.event_reader import event_directories, first_difference
 
 TINY = str(Path(__file__).with_name("tiny.py"))
 ROOT = str(Path(__file__).parents[2])
@@ -167,6 +168,7 @@ class Workshop:
         self.directory = directory
         self.server = ForkServer()
         self._references: dict[str, Path] = {}
+        self._companions: dict[str, UserProcess] = {}
         self._number = 0
 
     def prepare(self, case: Case, plan: FaultPlan | None = None) -> Case:
@@ -184,21 +186,36 @@ class Workshop:
         return self.server.start(self.prepare(case, plan))
 
     def run(self, case: Case, plan: FaultPlan | None = None, *, seconds: float = 150.0) -> UserProcess:
-        """Run a case to its end, which must be a good one."""
+        """Run a case to its end, which must be a good one. The undisturbed run that it needs is run beside it."""
         process = self.start(case, plan)
+        companion: UserProcess | None = None
+        if plan is not None and case.strategy == "leto":
+            companion = self._companions.get(self._start_reference(case))
         status = process.wait(seconds)
+        if companion is not None:
+            companion.wait(seconds)  # nothing may be left behind a test
         assert status == 0, f"status {status} of {process.case.out}:\n{process.output()[-6000:]}"
         return process
 
     def reference(self, case: Case) -> Path:
         """Directory of the undisturbed run of a case."""
-        quiet = replace(case, slow=0.0, options={k: v for k, v in case.options.items() if k != "faults"})
-        key = quiet.key()
-        if key not in self._references:
-            process = self.run(quiet)
-            assert recoveries(process) == [], "the undisturbed run was disturbed"
+        key = self._start_reference(case)
+        if key in self._companions:
+            process = self._companions.pop(key)
+            status = process.wait(150.0)
+            assert status == 0, f"status {status} of {process.case.out}:\n{process.output()[-6000:]}"
+            found = recoveries(process)
+            assert found == [], f"the undisturbed run was disturbed: {found}\n{process.events()}\n{process.output()}"
             self._references[key] = Path(process.case.out)
         return self._references[key]
+
+    def _start_reference(self, case: Case) -> str:
+        """Start the undisturbed run of a case where there is none yet; returns its key."""
+        quiet = replace(case, slow=0.0, options={k: v for k, v in case.options.items() if k != "faults"})
+        key = quiet.key()
+        if key not in self._references and key not in self._companions:
+            self._companions[key] = self.start(quiet)
+        return key
 
     def check(self, process: UserProcess) -> None:
         """Assert that a run left the same as the undisturbed one."""
@@ -225,8 +242,9 @@ def compare(expected: Path, actual: Path, case: Case) -> list[str]:
     for rank in range(case.devices):
         found += _compare_steps(expected, actual, rank)
     found += _compare_result(expected, actual)
-    found += _compare_rows(expected, actual)
-    found += _compare_checkpoints(expected, actual)
+    found += compare_rows(expected, actual)
+    found += compare_events(expected, actual)
+    found += compare_checkpoints(expected, actual)
     return found
 
 
@@ -234,7 +252,13 @@ def _notes(directory: Path, rank: int) -> dict[str, list[str]]:
     notes: dict[str, list[str]] = {}
     for line in (directory / f"steps.r{rank}.jsonl").read_text().splitlines():
         value = json.loads(line)
-        notes.setdefault(f"step {value.get('step')} epoch end {value.get('epoch_end')}", []).append(line)
+        if "epoch_end" in value:
+            name = f"end of epoch {value['epoch_end']}"
+        elif "part" in value:
+            name = f"step {value['step']}, {value['part']}"
+        else:
+            name = f"step {value['step']}, batch {value['batch']} of epoch {value['epoch']}"
+        notes.setdefault(name, []).append(line)
     return notes
 
 
@@ -257,8 +281,18 @@ def _compare_result(expected: Path, actual: Path) -> list[str]:
     return [f"result {key}: expected {want[key]}, actual {have.get(key)}" for key in want if want[key] != have.get(key)]
 
 
-def _compare_rows(expected: Path, actual: Path) -> list[str]:
-    want, have = (sorted(p.relative_to(d) for p in d.glob("logs/**/*.*")) for d in (expected, actual))
+def compare_events(expected: Path, actual: Path) -> list[str]:
+    """The first difference of the TensorBoard event files of two runs, apart from their wall-clock times."""
+    difference = first_difference(event_directories(expected), event_directories(actual))
+    return [] if difference is None else [difference]
+
+
+def compare_rows(expected: Path, actual: Path) -> list[str]:
+    """Differences between the files of CSVLogger, hyper-parameters included, of two runs."""
+    want, have = (
+        sorted(p.relative_to(d) for p in d.glob("logs/**/*.*") if "tfevents" not in p.name and p.suffix != ".ckpt")
+        for d in (expected, actual)
+    )
     if want != have:
         return [f"log files: expected {want}, actual {have}"]
     found = []
@@ -272,19 +306,27 @@ def _compare_rows(expected: Path, actual: Path) -> list[str]:
     return found
 
 
-def _compare_checkpoints(expected: Path, actual: Path) -> list[str]:
-    want, have = (sorted(p.relative_to(d) for p in d.glob("checkpoints*/*")) for d in (expected, actual))
+def compare_checkpoints(expected: Path, actual: Path) -> list[str]:
+    """Differences between the names and contents of the checkpoint files of two runs."""
+    want, have = (
+        sorted(
+            p.relative_to(d)
+            for pattern in ("checkpoints*/*", "logs/**/*.ckpt", "recorded/**/*.ckpt")
+            for p in d.glob(pattern)
+        )
+        for d in (expected, actual)
+    )
     if want != have:
         return [f"checkpoint files: expected {[str(p) for p in want]}, actual {[str(p) for p in have]}"]
-    return [f"checkpoint {path} differs" for path in want if _content(expected / path) != _content(actual / path)]
+    return [f"checkpoint {path} differs" for path in want if _content(expected, path) != _content(actual, path)]
 
 
-def _content(path: Path) -> str:
+def _content(root: Path, path: Path) -> str:
     """Digest of a checkpoint; paths that name the run's own directory are told apart from content."""
     import torch
 
-    checkpoint = torch.load(path, weights_only=False)
-    directory = str(path.parents[1])
+    checkpoint = torch.load(root / path, weights_only=False)
+    directory = str(root)
 
     def feed(value: Any, into: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -301,6 +343,6 @@ def _content(path: Path) -> str:
         else:
             into.update(repr(value).replace(directory, "<out>").encode())
 
-    digest = hashlib.sha1()
+    digest = hashlib.sha1(str((root / path).is_symlink()).encode())
     feed(checkpoint, digest)
     return digest.hexdigest()

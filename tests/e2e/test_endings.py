@@ -93,6 +93,19 @@ def test_a_parameter_changed_outside_the_update_is_named(workshop: Workshop) -> 
     assert "head.bias" in process.output()
 
 
+def test_optimizer_state_written_outside_the_update_is_named(workshop: Workshop) -> None:
+    process = workshop.start(Case(model="writes_moments"))
+    assert process.wait(90) == 1
+    assert "was written outside the optimizer step" in process.output()
+    assert "updater='sync_snapshot'" in process.output()
+
+
+def test_an_exception_ahead_of_the_optimizers_is_the_last_thing_said(workshop: Workshop) -> None:
+    process = workshop.start(Case(model="fails_in_setup"))
+    assert process.wait(90) == 1
+    assert process.output().rstrip().endswith("ZeroDivisionError: a bug of the user")
+
+
 def test_stop_and_continue_stops_the_clocks(workshop: Workshop) -> None:
     process = workshop.start(Case(slow=0.1, options={"hang_timeout": 2.0}))
     wait_for_step(process, 2)

@@ -12,24 +12,12 @@ from tests.e2e.tiny import Case
 SLOW = 0.1
 
 KILLED: dict[str, Case] = {
-    "Adam with amsgrad": Case(optimizer="amsgrad"),
-    "SGD with Nesterov momentum": Case(optimizer="sgd"),
-    "schedulers by epoch": Case(schedulers=["step_epoch", "plateau_epoch"]),
-    "no scheduler, no clipping": Case(schedulers=[], clip=None),
     "RandomSampler of the user": Case(sampler="random"),
     "a sampler that draws lazily": Case(sampler="lazy"),
     "a sampler with set_epoch and workers": Case(sampler="epoch", num_workers=1, epochs=3),
     "random augmentation in the main process": Case(augment=True),
     "checkpoints every n steps, never deleted": Case(callbacks=["checkpoint_steps", "lr_monitor"]),
-    "early stopping": Case(callbacks=["checkpoint", "stop_early"], epochs=5),
-    "max_steps": Case(max_steps=8, epochs=-1),
-    "validation at the end of epochs only": Case(val_check_interval=1.0),
     "logging every third step": Case(log_every_n_steps=3),
-    "progress bar and summary": Case(trainer={"enable_progress_bar": True, "enable_model_summary": True}),
-    "no logger, no checkpoints": Case(logger=False, callbacks=[]),
-    "small chunks and buckets": Case(options={"chunk_bytes": 256, "bucket_cap_mb": 0.0002}, width=64),
-    "hooks and attributes of all kinds": Case(rough=True, options={"chunk_bytes": 256}),
-    "pytorch_lightning": Case(flavour="pytorch_lightning"),
 }
 
 
@@ -62,6 +50,25 @@ def test_an_undisturbed_run_equals_plain_ddp(workshop: Workshop, devices: int, o
     require_equal(workshop, ddp, leto)
 
 
+WAYS = {
+    "accumulation": Case(trainer={"accumulate_grad_batches": 3}),
+    "GradScaler": Case(plugins=["scaler"]),
+    "RMSprop": Case(model="RMSprop"),
+    "gradients mixed by hand": Case(model="manual_gradient_surgery", clip=None),
+    "two optimizers": Case(model="manual_two_optimizers", clip=None, options={"find_unused_parameters": True}),
+    "weight averaging": Case(callbacks=["ema", "checkpoint"]),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_other_ways_of_training_undisturbed_equal_plain_ddp(workshop: Workshop, name: str) -> None:
+    case = WAYS[name]
+    leto = workshop.run(case)
+    strategy = "ddp_find_unused_parameters_true" if case.options else "ddp"
+    ddp = workshop.run(replace(case, strategy=strategy, options={}))
+    require_equal(workshop, ddp, leto)
+
+
 def test_fit_then_test_runs_in_trainers_and_returns_their_results(workshop: Workshop) -> None:
     case = Case(test_after=True, slow=SLOW)
     process = workshop.run(case, FaultPlan().kill_at(rank=1, point="forward", step=4))
@@ -69,6 +76,20 @@ def test_fit_then_test_runs_in_trainers_and_returns_their_results(workshop: Work
     assert len(recoveries(process)) == 1
     ddp = workshop.run(replace(case, strategy="ddp", slow=0.0, options={}))
     require_equal(workshop, ddp, process)
+
+
+def test_weights_written_when_training_is_over_are_written_once(workshop: Workshop) -> None:
+    case = Case(model="writes_at_the_end", epochs=1)
+    process = workshop.run(replace(case, slow=SLOW), FaultPlan().kill_at(rank=0, point="train_end"))
+    workshop.check(process)
+    assert len(recoveries(process)) == 1
+
+
+def test_a_step_that_adds_a_parameter_group_is_finished(workshop: Workshop) -> None:
+    case = Case(model="thaws_in_a_step", schedulers=[], options={"updater": "sync_snapshot"})
+    process = workshop.run(replace(case, slow=SLOW), FaultPlan().kill_at(rank=0, point="start_before", step=4))
+    workshop.check(process)
+    assert [r["mode"] for r in recoveries(process)] == ["finish"]
 
 
 def test_a_second_fit_goes_on_from_the_first(workshop: Workshop) -> None:

@@ -58,6 +58,14 @@ OTHER_RANKS: dict[tuple[int, str], list[Kill]] = {
     (4, "ends"): [(3, "validation", 3), (0, "checkpoint_after", 5), (2, "finished", 11)],
 }
 
+SNAPSHOTS: dict[str, list[Kill]] = {
+    "first step": [(1, "attached", 0), (0, "start_middle", 0), (1, "gradients", 0), (0, "snapshot_middle", 0)],
+    "around the copy": [(0, "gradients", 2), (1, "snapshot_middle", 4), (0, "mid_middle", 7), (1, "mid_after", 9)],
+    "behind the copy": [(0, "ready", 1), (1, "ready", 3), (0, "synced", 5), (1, "update_done", 7)],
+    "one rank ahead": [(1, "snapshot_middle", 3), (0, "update_done", 5), (1, "start_before", 7), (0, "forward", 9)],
+}
+"""With the updater sync_snapshot."""
+
 DURING_RECOVERY: dict[str, list[Fault]] = {
     "a second kill at the gate": [
         Fault(rank=0, point="forward", step=3),
@@ -91,6 +99,15 @@ DURING_RECOVERY: dict[str, list[Fault]] = {
 def test_a_kill_at_every_point_leaves_two_ranks_as_undisturbed(workshop: Workshop, name: str) -> None:
     kills = TWO_RANKS[name]
     process = workshop.run(Case(slow=SLOW), plan_of(kills))
+    workshop.check(process)
+    require_recoveries(process, kills)
+    workshop.forget(process)
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_kill_around_a_snapshot_leaves_the_run_as_undisturbed(workshop: Workshop, name: str) -> None:
+    kills = SNAPSHOTS[name]
+    process = workshop.run(Case(slow=SLOW, model="RMSprop"), plan_of(kills))
     workshop.check(process)
     require_recoveries(process, kills)
     workshop.forget(process)
@@ -130,5 +147,6 @@ def test_kills_during_recovery_leave_everything_as_undisturbed(workshop: Worksho
 
 def test_every_point_is_in_a_table() -> None:
     used = {point for kills in TWO_RANKS.values() for _, point, _ in kills}
+    used |= {point for kills in SNAPSHOTS.values() for _, point, _ in kills}
     used |= {fault.point for faults in DURING_RECOVERY.values() for fault in faults}
     assert used == set(POINTS)

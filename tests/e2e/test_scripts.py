@@ -259,3 +259,88 @@ def test_a_script_that_catches_failures_goes_on_with_its_next_call(tmp_path: Pat
     assert lines[0] == "ON_EXCEPTION UnsupportedFeatureError"
     assert lines[1].startswith("CAUGHT UnsupportedFeatureError")
     assert lines[2:] == ["ON_EXCEPTION ValueError", "CAUGHT ValueError no training today True True", "END 2"]
+
+
+UNSEEDED = (
+    HEAD
+    + """
+import json, os, random
+import numpy
+drawn = {"torch": torch.rand(1).item(), "random": random.random(), "numpy": float(numpy.random.rand())}
+order = list({f"word{i}" for i in range(20)})
+class Noting(Model):
+    def setup(self, stage):
+        with open(f"{ROOT}/rank{self.trainer.global_rank}.jsonl", "a") as file:
+            file.write(json.dumps([drawn, order]) + "\\n")
+def main():
+    faults = [{"rank": 1, "point": "chunk_updating", "step": 1}, {"rank": 0, "point": "forward", "step": 3}]
+    strategy = LetoStrategy(zygote=ZYGOTE, faults=faults)
+    trainer = pl.Trainer(strategy=strategy, devices=2, max_steps=5, limit_val_batches=0, **quiet)
+    model = Noting()
+    trainer.fit(model)
+    print("RECOVERED", len(strategy.recoveries))
+    trainer.test(model, verbose=False)
+    print("USER", json.dumps(drawn))
+from leto_strategy import LetoStrategy
+if __name__ == "__main__":
+    main()
+"""
+)
+
+
+@pytest.mark.parametrize("zygote", ["on", "off"])
+def test_a_script_without_seeds_draws_the_same_in_every_trainer_of_a_rank(zygote: str, tmp_path: Path) -> None:
+    done = run_script(f"ROOT, ZYGOTE = {str(tmp_path)!r}, {zygote!r}\n{UNSEEDED}", tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = done.stdout.splitlines()
+    assert "RECOVERED 2" in lines
+    (user,) = (json.loads(line.removeprefix("USER ")) for line in lines if line.startswith("USER "))
+    drawn, orders = {}, set()
+    for rank in (0, 1):
+        notes = [json.loads(line) for line in (tmp_path / f"rank{rank}.jsonl").read_text().splitlines()]
+        assert len(notes) >= 4, "two generations that failed, one that ended, one that tested"
+        assert all(note == notes[0] for note in notes), notes
+        drawn[rank] = notes[0][0]
+        orders.add(tuple(notes[0][1]))
+    assert all(drawn[0][name] == user[name] for name in ("torch", "numpy"))  # imports of the script draw from `random`
+    assert all(drawn[1][name] != user[name] for name in user), "ranks are as independent as processes of ddp"
+    assert len(orders) == 1
+
+
+TARGET_NETWORK = (
+    HEAD
+    + """
+class Pair(Model):
+    def __init__(self):
+        super().__init__()
+        self.target = torch.nn.Linear(32, 2)
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 2 == 0:
+            self.target.load_state_dict(self.layer.state_dict())
+        with torch.no_grad():
+            wanted = self.target(batch)
+        return {"loss": ((self.layer(batch) - wanted - 1) ** 2).mean()}
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.layer.parameters(), lr=0.1)
+pl.seed_everything(3, verbose=False)
+from leto_strategy import LetoStrategy
+strategy = LetoStrategy(find_unused_parameters=True, faults=FAULTS)
+trainer = pl.Trainer(strategy=strategy, devices=2, max_steps=6, limit_val_batches=0, **quiet)
+model = Pair()
+trainer.fit(model)
+print("RECOVERED", len(strategy.recoveries))
+print("RESULT", [p.detach().double().sum().item().hex() for p in model.parameters()])
+"""
+)
+
+
+def test_a_target_network_beside_the_trained_one_is_exact(tmp_path: Path) -> None:
+    faults = [{"rank": 1, "point": "snapshot_middle", "step": 2}, {"rank": 0, "point": "backward", "step": 4}]
+    printed = {}
+    for number in (0, 2):
+        done = run_script(f"FAULTS = {faults[:number]!r}\n{TARGET_NETWORK}", tmp_path)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert f"RECOVERED {number}" in done.stdout
+        assert "the optimizer does not hold 'target.weight'" in done.stderr
+        printed[number] = results(done.stdout)
+    assert printed[0] == printed[2] != []

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
+from tests.e2e import models
+from tests.e2e.data import KINDS, Place, flatten
+
 
 @dataclass
 class Case:
@@ -39,14 +42,21 @@ class Case:
     clip: float | None = 0.5
     val_check_interval: float | int = 3
     logger: bool = True
+    loggers: list[str] = field(default_factory=lambda: ["csv"])
+    hparams: bool = False
+    parts: list[str] = field(default_factory=list)
     log_every_n_steps: int = 1
     callbacks: list[str] = field(default_factory=lambda: ["checkpoint", "early_stopping", "lr_monitor"])
     max_steps: int = -1
     slow: float = 0.0
     test_after: bool = False
     fits: int = 1
+    log_around: bool = False
     misbehave: str = ""
     rough: bool = False
+    model: str = "tiny"
+    plugins: list[str] = field(default_factory=list)
+    data: str = "map"
     options: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
 
@@ -111,6 +121,10 @@ def hexadecimal(values: dict[str, Any]) -> dict[str, str]:
 
 def build(case: Case, pl: Any) -> tuple[Any, Any]:
     """Module and Trainer of a case."""
+    from tests.e2e.callback_cases import CALLBACKS, PARTS
+    from tests.e2e.logging_cases import LOGGERS
+
+    parts: list[Any] = []
 
     class Tiny(pl.LightningModule):
         def __init__(self) -> None:
@@ -127,9 +141,16 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
                 self.penalised = [self.head.weight]
                 self.untouched = {"scale": torch.ones(1)}
                 self.alias = self.untouched
+            if case.hparams:
+                self.save_hyperparameters({"width": width, "optimizer": case.optimizer})
+                self.example_input_array = torch.ones(2, 8)
+            parts.extend(PARTS[name](self) for name in case.parts)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.net(x))
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            x, ids = batch
+            x, ids = batch if case.data == "map" else flatten(batch)
             if case.slow:
                 time.sleep(case.slow)
             misbehave(self, "training_step", batch_idx)
@@ -138,6 +159,8 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
                 loss = loss + 0.1 * sum(p.pow(2).sum() for p in self.penalised) + 0.01 * batch_idx
             self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
             self.log("largest", x.max(), reduce_fx="max", on_step=False, on_epoch=True, sync_dist=True)
+            for part in parts:
+                part(self, x)
             self.losses.append(loss.item())
             self.count += 1
             return {"loss": loss, "ids": ids}
@@ -161,8 +184,11 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
             assert self.owner is self.trainer
             optimizer.step()
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val", (self.head(self.net(batch[0])) ** 2).mean(), sync_dist=True)
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            name = f"val{dataloader_idx or ''}"
+            loss = (self.head(self.net(flatten(batch)[0])) ** 2).mean()
+            self.log(name, loss, sync_dist=True, add_dataloader_idx=False)
+            self.log(f"{name}_batch", loss, on_step=True, on_epoch=False, add_dataloader_idx=False)
 
         def test_step(self, batch: Any, batch_idx: int) -> None:
             self.log("test", (self.head(self.net(batch[0])) ** 2).mean(), sync_dist=True)
@@ -178,9 +204,11 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
                 step=self.global_step,
                 epoch=self.current_epoch,
                 batch=batch_idx,
-                loss=outputs["loss"].item().hex(),
-                ids=outputs["ids"].tolist(),
-                lr=[group["lr"].hex() for group in self.trainer.optimizers[0].param_groups],
+                loss=outputs["loss"].item().hex() if outputs and "loss" in outputs else None,
+                ids=(batch if case.data == "map" else flatten(batch))[1].tolist(),
+                lr=[float(g["lr"]).hex() for o in self.trainer.optimizers for g in o.param_groups],
+                weights=digest(self)[:16],
+                scaler=self.trainer.precision_plugin.state_dict(),
                 count=self.count,
                 losses=hashlib.sha1(repr(self.losses).encode()).hexdigest()[:12],
                 metrics=hexadecimal(self.trainer.callback_metrics),
@@ -237,7 +265,7 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
             with torch.no_grad():
                 module.head.bias.add_(1.0)
 
-    callbacks: list[Any] = []
+    callbacks: list[Any] = models.callbacks_of(case, pl)
     if "checkpoint" in case.callbacks:
         callbacks.append(
             pl.callbacks.ModelCheckpoint(
@@ -266,15 +294,16 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
         callbacks.append(pl.callbacks.EarlyStopping("val", patience=1, min_delta=100.0))
     if "lr_monitor" in case.callbacks and case.logger:
         callbacks.append(pl.callbacks.LearningRateMonitor())
+    callbacks += [CALLBACKS[name](pl, case.out) for name in case.callbacks if name in CALLBACKS]
     trainer = pl.Trainer(
         strategy=strategy_of(case, pl),
         accelerator="cpu",
         devices=case.devices,
         max_epochs=case.epochs,
         max_steps=case.max_steps,
-        logger=pl.loggers.CSVLogger(f"{case.out}/logs") if case.logger else False,
+        logger=[LOGGERS[name](pl, case.out) for name in case.loggers] if case.logger else False,
         callbacks=callbacks,
-        enable_checkpointing=any(c.startswith("checkpoint") for c in case.callbacks),
+        enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
         log_every_n_steps=case.log_every_n_steps,
         gradient_clip_val=case.clip,
         val_check_interval=case.val_check_interval,
@@ -286,8 +315,9 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
             "enable_model_summary": False,
             **case.trainer,
         },
+        plugins=[models.PLUGINS[name](pl) for name in case.plugins],
     )
-    return Tiny(), trainer
+    return models.variant(case, pl, Tiny)(), trainer
 
 
 def strategy_of(case: Case, pl: Any) -> Any:
@@ -300,8 +330,11 @@ def strategy_of(case: Case, pl: Any) -> Any:
     return LetoStrategy(**case.options)
 
 
-def loaders(case: Case, trainer: Any) -> tuple[Any, Any]:
+def loaders(case: Case, trainer: Any, pl: Any) -> tuple[Any, Any]:
     """Training and validation loader."""
+    if case.data != "map":
+        place = Place(trainer.global_rank, case.devices, pl.utilities.CombinedLoader, pl.LightningDataModule)
+        return KINDS[case.data].build(place)
     length = case.batches * case.batch_size * case.devices
     dataset = Numbers(length, case.augment)
     sampler: Any = None
@@ -316,10 +349,28 @@ def loaders(case: Case, trainer: Any) -> tuple[Any, Any]:
     return training, DataLoader(Numbers(16), 4)
 
 
+def data_module(case: Case, trainer: Any, pl: Any) -> Any:
+    """The loaders in a datamodule that has hyper-parameters of its own."""
+
+    class Data(pl.LightningDataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters({"batch_size": case.batch_size})
+
+        def train_dataloader(self) -> Any:
+            return loaders(case, trainer, pl)[0]
+
+        def val_dataloader(self) -> Any:
+            return loaders(case, trainer, pl)[1]
+
+    return Data()
+
+
 def digest(module: Any) -> str:
     """Hash of all weights and buffers."""
     state = module.state_dict()
-    return hashlib.sha1(b"".join(state[k].contiguous().numpy().tobytes() for k in sorted(state))).hexdigest()
+    tensors = (state[k].contiguous().reshape(-1).view(torch.uint8) for k in sorted(state))
+    return hashlib.sha1(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def main() -> None:
@@ -331,17 +382,32 @@ def main() -> None:
 
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("error", message=".*Leto")
+    warnings.filterwarnings("ignore", message=".*is iterated again")
     for name in ("lightning.pytorch", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(f"{name}.utilities.rank_zero").setLevel(logging.INFO)  # Leto's own notices
     pl = importlib.import_module(case.flavour)
     importlib.import_module(f"{case.flavour}.loggers")
     pl.seed_everything(7, verbose=False)
     module, trainer = build(case, pl)
     results = []
     for _ in range(case.fits):
-        trainer.fit(module, *loaders(case, trainer))
+        for logger in trainer.loggers if case.log_around else ():
+            logger.log_hyperparams({"fits": len(results)})
+            logger.log_metrics({"before": float(len(results))}, trainer.global_step)
+        if case.hparams:
+            training, validation = data_module(case, trainer, pl), None
+        else:
+            training, validation = loaders(case, trainer, pl)
+        if isinstance(training, pl.LightningDataModule):
+            trainer.fit(module, datamodule=training)
+        else:
+            trainer.fit(module, training, validation)
         trainer.fit_loop.max_epochs = (trainer.fit_loop.max_epochs or 0) + case.epochs
         results.append(digest(module))
+        for logger in trainer.loggers if case.log_around else ():
+            logger.log_metrics({"after": float(len(results))}, trainer.global_step)
+            logger.save()
     tested = trainer.test(module, DataLoader(Numbers(16), 4), verbose=False) if case.test_after else None
     if trainer.global_rank != 0:
         return

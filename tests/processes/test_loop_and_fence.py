@@ -10,6 +10,7 @@ import pytest
 
 from leto_strategy.processes.fence import Fence, own_children, tree
 from leto_strategy.processes.loop import Loop
+from leto_strategy.system import become_subreaper, is_resource_tracker
 
 
 @pytest.fixture
@@ -135,3 +136,50 @@ def test_the_tree_of_a_process_is_seen():
         assert process.pid in own_children()
         assert len(tree(process.pid)) == 1
         os.killpg(process.pid, signal.SIGKILL)
+
+
+SPAWNS = """
+import multiprocessing, sys, time
+context = multiprocessing.get_context("spawn")
+locks = [context.Lock() for _ in range(3)]
+print(*(lock._semlock.name for lock in locks), flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_fence_lets_the_resource_tracker_unlink_the_semaphores_of_spawned_workers(loop):
+    become_subreaper()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", SPAWNS], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        loop.own(process.pid, lambda status: None)
+        paths = [f"/dev/shm/sem.{name.strip('/')}" for name in process.stdout.readline().split()]
+        assert all(map(os.path.exists, paths)), paths
+        trackers = [pid for pid in tree(process.pid) if is_resource_tracker(pid)]
+        assert len(trackers) == 1
+        assert not is_resource_tracker(process.pid)
+        _, calls = make_fence(loop, [process.pid], unknown_too=True)
+        deadline = time.monotonic() + 10
+        while not calls and time.monotonic() < deadline:
+            loop.turn()
+        assert [name for name, _ in calls] == ["passed"]
+        assert not any(map(os.path.exists, paths))
+        assert not os.path.exists(f"/proc/{trackers[0]}")
+        process.stdout.close()
+        process.returncode = -signal.SIGKILL  # the loop has reaped it
+    finally:
+        become_subreaper(False)
+
+
+STUCK_TRACKER = "import time; time.sleep(100) # from multiprocessing.resource_tracker import main;main(3)"
+
+
+def test_only_the_resource_tracker_itself_is_spared(loop):
+    process = subprocess.Popen([sys.executable, "-c", STUCK_TRACKER], start_new_session=True)
+    loop.own(process.pid, lambda status: None)
+    assert not is_resource_tracker(process.pid)
+    _, calls = make_fence(loop, [process.pid])
+    turns(loop, 0.3)
+    assert [name for name, _ in calls] == ["passed"]
+    process.returncode = -signal.SIGKILL

@@ -28,7 +28,7 @@ def launch(**changes):
         call=0,
         function="fit",
         script=Script("train.py", None, ("train.py",), "/x"),
-        logger_versions=(None, 3, "v"),
+        loggers=({"kind": "csv_logs", "version": 3}, {"kind": "none"}),
         hang_timeout=2,
     )
     return json.loads(json.dumps({**spec.to_json(), **changes}))
@@ -37,7 +37,7 @@ def launch(**changes):
 def test_a_launch_survives_json():
     frame = launch()
     assert LaunchSpec.from_json(frame) == LaunchSpec.from_json(json.loads(json.dumps(frame)))
-    assert LaunchSpec.from_json(frame).logger_versions == (None, 3, "v")
+    assert LaunchSpec.from_json(frame).loggers == ({"kind": "csv_logs", "version": 3}, {"kind": "none"})
     assert LaunchSpec.from_json(frame).script.path0 == "/x"
 
 

@@ -156,14 +156,6 @@ def test_a_sight_never_takes_another_object_for_the_same(value: Any) -> None:
     assert not sight.same(value)
 
 
-def test_a_module_that_a_callback_holds_is_named(two: list[Mine]) -> None:
-    here, _ = two
-    state = UserState([("mine", here)], skip=())
-    here.nothing = torch.nn.Linear(1, 1)
-    with pytest.warns(UserWarning, match="module 'nothing' of mine"):
-        state.accept_start_hooks()
-
-
 def test_references_to_parameters_stay_references(two: list[Mine]) -> None:
     here, there = two
     layer = torch.nn.Linear(1, 1)

@@ -237,15 +237,15 @@ class Refused(Model):
 class Hooks(pl.Callback):
     def on_exception(self, trainer, module, exception):
         print("ON_EXCEPTION", type(exception).__name__)
-def fit(model, **options):
-    trainer = pl.Trainer(strategy="leto", devices=1, max_steps=2, limit_val_batches=0, callbacks=[Hooks()],
-                         enable_checkpointing=False, **quiet, **options)
+def fit(model, *callbacks):
+    trainer = pl.Trainer(strategy="leto", devices=1, max_steps=2, limit_val_batches=0, callbacks=[Hooks(), *callbacks],
+                         enable_checkpointing=False, **quiet)
     try:
         trainer.fit(model, datamodule=BoringDataModule())
     except Exception as error:
         print("CAUGHT", type(error).__name__, error, len(trainer.callbacks) > 0, trainer.datamodule is not None)
     return trainer
-fit(Model(), accumulate_grad_batches=2)
+fit(Model(), pl.callbacks.ModelPruning("l1_unstructured"))
 fit(Refused())
 print("END", fit(Model()).global_step)
 """

@@ -114,15 +114,22 @@ def unused_parameters(base: Any, case: Any, pl: Any) -> type:
     return Unused
 
 
-@_register
-def manual_two_optimizers(base: Any, case: Any, pl: Any) -> type:
-    """As a GAN is trained: two optimizers, each with a backward pass and a step in every batch."""
+def _manual(base: Any) -> Any:
+    """The base class with manual optimisation."""
 
     class Manual(base):
         def __init__(self) -> None:
             super().__init__()
             self.automatic_optimization = False
 
+    return Manual
+
+
+@_register
+def manual_two_optimizers(base: Any, case: Any, pl: Any) -> type:
+    """As a GAN is trained: two optimizers, each with a backward pass and a step in every batch."""
+
+    class Manual(_manual(base)):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             first, second = self.optimizers()
             self.toggle_optimizer(first)
@@ -155,11 +162,7 @@ def manual_two_optimizers(base: Any, case: Any, pl: Any) -> type:
 def manual_accumulation(base: Any, case: Any, pl: Any) -> type:
     """Manual optimisation with gradients that are carried from batch to batch."""
 
-    class Manual(base):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
+    class Manual(_manual(base)):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             optimizer = self.optimizers()
             output = super().training_step(batch, batch_idx)
@@ -179,11 +182,7 @@ def manual_accumulation(base: Any, case: Any, pl: Any) -> type:
 def manual_gradient_surgery(base: Any, case: Any, pl: Any) -> type:
     """Gradients of two losses are kept as they are, then mixed."""
 
-    class Surgery(base):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
+    class Surgery(_manual(base)):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             optimizer = self.optimizers()
             output = super().training_step(batch, batch_idx)

@@ -52,7 +52,7 @@ class SnapshotUpdater(Updater):
         *,
         world: int,
     ) -> None:
-        self._config, self._module, self._optimizers = config, module, list(optimizers)
+        self._config, self._optimizers = config, list(optimizers)
         self._pool, self._world = pool, world
         self._named = dict(module.named_parameters())
         self._name_of = {id(parameter): name for name, parameter in self._named.items()}

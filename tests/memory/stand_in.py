@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from leto_strategy.memory.mirror import CatalogueMirror
 from leto_strategy.memory.pool import ResilientMemoryPool
@@ -61,8 +62,8 @@ def eventually(condition: Callable[[], bool], *, seconds: float = 5.0) -> bool:
 class Rank:
     """One rank's manager, its replacements, and the mirror."""
 
-    def __init__(self, *, prelude: str = "") -> None:
-        self.prelude = prelude
+    def __init__(self, *, prelude: str = "", device: dict[str, Any] | None = None) -> None:
+        self.prelude, self.device = prelude, device
         self.job = secrets.token_hex(8)
         self.address = f"leto-test/{self.job}"
         self.mirror = CatalogueMirror()
@@ -126,7 +127,8 @@ class Rank:
         self.dies_at = ""
         with theirs:
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        self.mirror.configure(ours, job=self.job, rank=0, address=self.address, token="secret", timeout=5 * SECONDS)
+        names = {"job": self.job, "address": self.address, "token": "secret"}
+        self.mirror.configure(ours, rank=0, device=self.device, timeout=5 * SECONDS, **names)
         self.num_managers += 1
 
     def _pump(self) -> None:

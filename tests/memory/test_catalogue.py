@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leto_strategy.errors import AllocationMismatchError, ProtocolError
-from leto_strategy.memory.backend import Kind, RegionSpec
+from leto_strategy.memory.backend import Kind, Place, RegionSpec
 from leto_strategy.memory.catalogue import Catalogue, Change, spec_from_list
 
 SPECS = st.lists(
@@ -19,12 +19,15 @@ SPECS = st.lists(
         size_bytes=st.integers(0, 10_000),
         kind=st.sampled_from(Kind),
         shard=st.sampled_from(["0/1", "0/2", "1/2"]),
-        arena=st.sampled_from(["", "a", "b"]),
+        arena=st.sampled_from(["", "a", "b", "c"]),
         alignment_bytes=st.sampled_from([1, 8, 512, 4096]),
     ),
     max_size=12,
     unique_by=lambda spec: spec.key,
 )
+
+
+GRANULARITY = {Place.HOST: 4096, Place.DEVICE: 2 << 20}
 
 
 def created(change: Change) -> Change:
@@ -42,8 +45,11 @@ def test_regions_never_overlap_and_a_mirror_follows(rounds: list[tuple[list[Regi
     numbers: set[int] = set()
     for specs, removals in rounds:
         try:
-            added = catalogue.plan(specs, creator="p:1", granularity_bytes=4096)
+            added = catalogue.plan(specs, creator="p:1", granularity_bytes=GRANULARITY.__getitem__)
         except AllocationMismatchError:
+            added = None
+        except ValueError:
+            assert any(len({s.kind.place for s in specs if s.arena == arena}) == 2 for arena in "abc")
             added = None
         removed = catalogue.plan_removal((f"r{i}", "0/1") for i in removals)
         for change in (added, removed if added is None else None):
@@ -66,21 +72,26 @@ def check_places(catalogue: Catalogue) -> None:
         ends[entry.segment] = entry.offset_bytes + entry.spec.size_bytes
     assert ends.keys() == catalogue.segments.keys(), "a segment without regions"
     for number, end in ends.items():
-        assert end <= catalogue.segments[number].size_bytes
+        segment = catalogue.segments[number]
+        inside = [entry.spec.kind for entry in catalogue.regions.values() if entry.segment == number]
+        assert end <= segment.size_bytes
+        assert segment.size_bytes % GRANULARITY[segment.place] == 0
+        assert {kind.place for kind in inside} == {segment.place}
+        assert segment.protected >= (Kind.PROTECTED in inside)
     places = sorted((s.address_hint, s.size_bytes) for s in catalogue.segments.values())
     assert all(address + size < following for (address, size), (following, _) in itertools.pairwise(places))
 
 
 def base() -> Catalogue:
     catalogue = Catalogue()
-    change = catalogue.plan([RegionSpec("a", 10, Kind.RETAINED)], creator="p:1", granularity_bytes=4096)
+    change = catalogue.plan([RegionSpec("a", 10, Kind.RETAINED)], creator="p:1", granularity_bytes=lambda _: 4096)
     assert change is not None
     catalogue.apply(created(change))
     return catalogue
 
 
 def next_message() -> dict[str, Any]:
-    change = base().plan([RegionSpec("b", 10, Kind.RETAINED)], creator="p:2", granularity_bytes=4096)
+    change = base().plan([RegionSpec("b", 10, Kind.RETAINED)], creator="p:2", granularity_bytes=lambda _: 4096)
     assert change is not None
     return created(change).to_message()
 

@@ -21,7 +21,7 @@ def test_a_segment_is_sealed_closed_on_exec_zeroed_and_takes_no_page() -> None:
     for size_bytes in (0, MIB, 8 * MIB):
         with pytest.raises(PermissionError):
             os.ftruncate(fd, size_bytes)
-    assert backend.committed_bytes([fd]) == 0
+    assert backend.committed_bytes([fd], 4 * MIB) == 0
     assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:leto-x")
     address = backend.map([fd], 4 * MIB, address_hint=0x2345_0000_0000, writable=True)
     assert address == 0x2345_0000_0000
@@ -40,7 +40,7 @@ def test_populate_takes_all_pages() -> None:
     fds = backend.create(4 * MIB, label="x")
     address = backend.map(fds, 4 * MIB, address_hint=0, writable=True)
     backend.populate(address, 4 * MIB)
-    assert backend.committed_bytes(fds) == 4 * MIB
+    assert backend.committed_bytes(fds, 4 * MIB) == 4 * MIB
     backend.unmap(address, 4 * MIB)
     os.close(fds[0])
 

@@ -1,7 +1,6 @@
 """The seam between the pool and the kind of memory it hands out (paper, section 4).
 
-`MemfdBackend` implements it for host memory. The backend for HBM implements the same methods on CUDA's virtual-memory
-API through ctypes on libcuda; what it does is said at each method. Two facts shape the seam:
+`MemfdBackend` implements it for host memory, `CudaBackend` for HBM. Two facts shape the seam:
 
 * The owner (state manager, supervisor) never maps and never needs a CUDA context: it creates, exports and counts. The
   exported fds alone keep the memory alive, so they, and nothing else, pass from process to process.
@@ -11,9 +10,9 @@ API through ctypes on libcuda; what it does is said at each method. Two facts sh
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 _NAME = re.compile(r"[\x21-\x7e]{1,200}")
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})")
@@ -23,12 +22,25 @@ _ALIGNMENT_BYTES_MAX = 2 << 20
 DEFAULT_SHARD = "0/1"
 
 
+class Place(IntEnum):
+    """Where memory lies. On a job without GPUs both are host memory."""
+
+    HOST = 0
+    DEVICE = 1
+
+
 class Kind(StrEnum):
     """What becomes of a region's content when pages are lost."""
 
     PROTECTED = "protected"  # parameters and moments: survives a failure and is covered by parity
     RETAINED = "retained"  # gradients, undo, scratch: survives a failure, a lost page stays lost
     RECORD = "record"  # host memory for words and records, which keep their own copies and checks
+    PARITY = "parity"  # host memory for the parity of protected regions; its second tier rebuilds the first
+
+    @property
+    def place(self) -> Place:
+        """Where regions of this kind lie."""
+        return Place.HOST if self in (Kind.RECORD, Kind.PARITY) else Place.DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,28 +109,24 @@ class MemoryBackend(ABC):
     @property
     @abstractmethod
     def granularity_bytes(self) -> int:
-        """Sizes of segments are multiples of this. memfd: a base page. CUDA: the handle size (2 to 32 MiB)."""
+        """Sizes of segments are multiples of this."""
 
     @abstractmethod
     def available_bytes(self) -> tuple[int, str]:
-        """How much could be created and filled now, and the name of what limits it. Called by the owner.
-
-        CUDA: free memory from NVML, which needs no context.
-        """
+        """How much could be created and filled now, and the name of what limits it. Called by the owner."""
 
     @abstractmethod
-    def committed_bytes(self, handles: Sequence[int]) -> int:
-        """How much of a segment is already taken from what `available_bytes` counts. Called by the owner.
-
-        memfd gives pages at the first touch; CUDA takes all of it at once, so there it is the size.
-        """
+    def committed_bytes(self, handles: Sequence[int], size_bytes: int) -> int:
+        """How much of a segment is already taken from what `available_bytes` counts. Called by the owner."""
 
     @abstractmethod
-    def create(self, size_bytes: int, *, label: str) -> list[int]:
-        """Make a segment, zeroed, and return the fds of its handles in the order of their addresses. Owner only.
+    def create(self, size_bytes: int, *, label: str, protected: bool) -> list[int]:
+        """Make a segment and return the fds of its handles in the order of their addresses. Owner only.
 
-        CUDA: cuInit, then cuMemCreate with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR for each handle,
-        cuMemExportToShareableHandle, cuMemRelease: no context, and the fd keeps the memory.
+        Args:
+            size_bytes: A multiple of the granularity.
+            label: For people who look at the process.
+            protected: A lost handle is to be rebuilt, so that it must be small beside what one failure may lose.
 
         Raises:
             ResourceError: no memory or no descriptors; nothing is left behind.
@@ -128,8 +136,7 @@ class MemoryBackend(ABC):
     def map(self, handles: Sequence[int], size_bytes: int, *, address_hint: int, writable: bool) -> int:
         """Map a segment and return its address: `address_hint` if that range is free, else any. Trainer only.
 
-        The fds may be closed afterwards. CUDA: cuMemImportFromShareableHandle, cuMemAddressReserve with the hint as
-        fixed address, cuMemMap handle by handle, cuMemSetAccess with PROT_READ or PROT_READWRITE.
+        The fds may be closed afterwards.
 
         Raises:
             ResourceError: no address space, or too many mappings.
@@ -137,15 +144,16 @@ class MemoryBackend(ABC):
 
     @abstractmethod
     def protect(self, address: int, size_bytes: int, *, writable: bool) -> None:
-        """Change the access of a mapping made by `map` and keep its page tables (a promotion waits for it).
-
-        CUDA: cuMemSetAccess.
-        """
+        """Change the access of a mapping made by `map` and keep its page tables (a promotion waits for it)."""
 
     @abstractmethod
     def unmap(self, address: int, size_bytes: int) -> None:
-        """Remove a mapping. Any tensor over it is invalid from then on. CUDA: cuMemUnmap, cuMemAddressFree."""
+        """Remove a mapping. Any tensor over it is invalid from then on."""
 
     @abstractmethod
     def populate(self, address: int, size_bytes: int) -> None:
-        """Take all pages of a writable mapping now rather than at the first touch. CUDA: nothing to do."""
+        """Take all pages of a writable mapping now rather than at the first touch."""
+
+
+Backends = Mapping[Place, MemoryBackend]
+"""What makes and maps the memory of each place."""

@@ -5,12 +5,12 @@ apply the same changes in the same order, so that a new manager can go on from t
 change, since a wrong one would hand one tensor's memory to another.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from leto_strategy.errors import AllocationMismatchError, ProtocolError
-from leto_strategy.memory.backend import Kind, RegionSpec
+from leto_strategy.memory.backend import Kind, Place, RegionSpec
 
 # Segments get the same address in every process where it is free there: far from where the kernel puts heaps, stacks
 # and libraries on 64-bit systems. It is a hint; an offset is what counts.
@@ -30,6 +30,8 @@ class Segment:
     num_handles: int
     address_hint: int  # 0 where there is none
     version: int  # of the catalogue when its pages last changed: who mapped it earlier must map it again (R17)
+    place: Place
+    protected: bool  # some region in it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,16 @@ class Catalogue:
             list(self.regions.values()),
         )
 
-    def plan(self, specs: Sequence[RegionSpec], *, creator: str, granularity_bytes: int) -> Change | None:
+    def plan(
+        self, specs: Sequence[RegionSpec], *, creator: str, granularity_bytes: Callable[[Place], int]
+    ) -> Change | None:
         """What has to be added so that all of `specs` exist; None if they do.
 
         Every arena, and every spec without one, gets a segment, whose `num_handles` is 0 until it is created.
 
         Raises:
             AllocationMismatchError: one exists with another size, kind or place, or an arena exists in part.
-            ValueError: two of them have the same name and shard.
+            ValueError: two of them have the same name and shard, or an arena spreads over host and device.
         """
         if len({spec.key for spec in specs}) < len(specs):
             raise ValueError("two regions of one allocation have the same name and shard")
@@ -132,9 +136,12 @@ class Catalogue:
             if self._has(group):
                 continue
             offsets, size_bytes = _layout(group)
-            size_bytes = max(1, -(-size_bytes // granularity_bytes)) * granularity_bytes
+            place = _place(group)
+            granularity = granularity_bytes(place)
+            size_bytes = max(1, -(-size_bytes // granularity)) * granularity
             hint = address if address + size_bytes <= _LAST_ADDRESS else 0
-            segments.append(Segment(number, size_bytes, 0, hint, self.version + 1))
+            protected = any(spec.kind is Kind.PROTECTED for spec in group)
+            segments.append(Segment(number, size_bytes, 0, hint, self.version + 1, place, protected))
             regions += [Entry(spec, number, offset, creator) for spec, offset in zip(group, offsets, strict=True)]
             number += 1
             if hint:  # one step stays free between two segments: an overrun faults
@@ -233,15 +240,18 @@ def spec_from_list(item: object) -> RegionSpec:
 
 def segment_to_list(segment: Segment) -> list[int]:
     """A segment as JSON."""
-    return [segment.number, segment.size_bytes, segment.num_handles, segment.address_hint, segment.version]
+    numbers = [segment.number, segment.size_bytes, segment.num_handles, segment.address_hint, segment.version]
+    return [*numbers, int(segment.place), int(segment.protected)]
 
 
 def segment_from_list(item: object) -> Segment:
     """The inverse of `segment_to_list`; `ProtocolError` if it is not of that form."""
-    number, size_bytes, num_handles, address_hint, version = integers_from_list(item, count=5)
+    number, size_bytes, num_handles, address_hint, version, place, protected = integers_from_list(item, count=7)
     if not number or not size_bytes or not num_handles:
         raise ProtocolError("a segment without number, size or handles")
-    return Segment(number, size_bytes, num_handles, address_hint, version)
+    if place not in (Place.HOST, Place.DEVICE) or protected > 1:
+        raise ProtocolError("a segment that lies nowhere")
+    return Segment(number, size_bytes, num_handles, address_hint, version, Place(place), bool(protected))
 
 
 def key_from_list(item: object) -> Key:
@@ -285,6 +295,14 @@ def _groups(specs: Sequence[RegionSpec]) -> list[list[RegionSpec]]:
     for spec in specs:
         arenas.setdefault(spec.arena or spec.key, []).append(spec)
     return list(arenas.values())
+
+
+def _place(group: list[RegionSpec]) -> Place:
+    """Where all of an arena lie."""
+    places = {spec.kind.place for spec in group}
+    if len(places) > 1:
+        raise ValueError(f"arena {group[0].arena!r} spreads over host and device")
+    return places.pop()
 
 
 def _layout(group: list[RegionSpec]) -> tuple[list[int], int]:

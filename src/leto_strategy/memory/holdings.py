@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from leto_strategy.errors import ProtocolError, ResourceError
-from leto_strategy.memory.backend import MemoryBackend, RegionSpec
+from leto_strategy.memory.backend import Backends, MemoryBackend, RegionSpec
 from leto_strategy.memory.catalogue import Catalogue, Change
 
 Handles = dict[int, list[int]]  # fds by segment number
@@ -59,16 +59,18 @@ class Holdings:
         self.catalogue = Catalogue()
 
 
-def create_segments(change: Change, backend: MemoryBackend) -> tuple[Change, Handles]:
+def create_segments(change: Change, backends: Backends) -> tuple[Change, Handles]:
     """Make the segments of a planned change, all or none; the change with their numbers of handles, and the fds.
 
     Raises:
-        ResourceError: the backend has none; nothing is left behind.
+        ResourceError: a backend has no memory; nothing is left behind.
     """
     handles: Handles = {}
     try:
         for segment in change.segments:
-            handles[segment.number] = backend.create(segment.size_bytes, label=f"segment-{segment.number}")
+            handles[segment.number] = backends[segment.place].create(
+                segment.size_bytes, label=f"segment-{segment.number}", protected=segment.protected
+            )
     except BaseException:
         for fds in handles.values():
             close_fds(fds)
@@ -77,7 +79,7 @@ def create_segments(change: Change, backend: MemoryBackend) -> tuple[Change, Han
     return replace(change, segments=segments), handles
 
 
-def check_capacity(specs: Sequence[RegionSpec], change: Change, holdings: Holdings, backend: MemoryBackend) -> None:
+def check_capacity(specs: Sequence[RegionSpec], change: Change, holdings: Holdings, backends: Backends) -> None:
     """Refuse a change that needs more memory than there is, before anything is made.
 
     Memory that was handed out before and not touched yet is counted as taken. What other processes will touch later
@@ -86,11 +88,21 @@ def check_capacity(specs: Sequence[RegionSpec], change: Change, holdings: Holdin
     Raises:
         ResourceError: says how much is asked for, how much there is, and what to do.
     """
-    asked_bytes = sum(segment.size_bytes for segment in change.segments)
+    for backend in dict.fromkeys(backends.values()):
+        _check_backend(specs, change, holdings, backends, backend)
+
+
+def _check_backend(
+    specs: Sequence[RegionSpec], change: Change, holdings: Holdings, backends: Backends, backend: MemoryBackend
+) -> None:
+    asked_bytes = sum(segment.size_bytes for segment in change.segments if backends[segment.place] is backend)
+    if not asked_bytes:
+        return
     available_bytes, limit = backend.available_bytes()
-    segments = holdings.catalogue.segments.values()
     promised_bytes = sum(
-        max(0, segment.size_bytes - backend.committed_bytes(holdings.handles[segment.number])) for segment in segments
+        max(0, segment.size_bytes - backend.committed_bytes(holdings.handles[segment.number], segment.size_bytes))
+        for segment in holdings.catalogue.segments.values()
+        if backends[segment.place] is backend
     )
     if asked_bytes <= available_bytes - promised_bytes:
         return

@@ -22,11 +22,11 @@ from typing import Any, Never
 
 from leto_strategy.errors import ProtocolError, ResourceError
 from leto_strategy.memory import wire
-from leto_strategy.memory.backend import MemoryBackend
+from leto_strategy.memory.backend import Backends
 from leto_strategy.memory.clients import ClientServer
 from leto_strategy.memory.guard import SessionGuard
 from leto_strategy.memory.holdings import Holdings, close_fds, fds_of
-from leto_strategy.memory.memfd import MemfdBackend
+from leto_strategy.memory.places import owner_backends
 from leto_strategy.memory.requests import RequestHandler, Transaction
 from leto_strategy.system import open_pidfd, peer_credentials, raise_file_limit
 
@@ -51,8 +51,9 @@ class StateManager:
 
     Args:
         control: the connection to the supervisor.
-        configuration: its first frame: job, rank, address, and where there was a predecessor its catalogue and fds.
-        backend: what makes the memory.
+        configuration: its first frame: job, rank, address, device, and where there was a predecessor its catalogue and
+            fds.
+        backends: what makes the memory; by default what the device of the configuration needs.
         reach: called with the name of each step of a change: received, created, mirrored, acknowledged, committed,
             answered. Tests end the process there.
 
@@ -66,7 +67,7 @@ class StateManager:
         control: wire.FrameConnection,
         configuration: wire.Frame,
         *,
-        backend: MemoryBackend | None = None,
+        backends: Backends | None = None,
         reach: Callable[[str], None] = lambda step: None,
     ) -> None:
         message, fds = configuration
@@ -75,6 +76,7 @@ class StateManager:
             raise ProtocolError("the first frame is configure, with a rank")
         if not (isinstance(job, str) and job and isinstance(address, str) and address):
             raise ProtocolError("configure needs a job and an address")
+        device = message.get("device", {})
         self._control = control
         self._reach = reach
         self._guard = SessionGuard(job)
@@ -84,7 +86,8 @@ class StateManager:
         self._server = ClientServer(address, selector=self._selector, on_requests=self._advance)
         self._handler = RequestHandler(
             self._holdings,
-            backend or MemfdBackend(),
+            backends or owner_backends(device),
+            device=device,
             rank=rank,
             token=token or "",
             reply=self._server.reply,

@@ -42,12 +42,12 @@ class MemfdBackend(MemoryBackend):
         """MemAvailable or what the cgroup leaves."""
         return available_host_bytes()
 
-    def committed_bytes(self, handles: Sequence[int]) -> int:
+    def committed_bytes(self, handles: Sequence[int], size_bytes: int) -> int:
         """Pages that were touched."""
         return sum(os.fstat(fd).st_blocks * 512 for fd in handles)
 
-    def create(self, size_bytes: int, *, label: str) -> list[int]:
-        """One sealed memfd; no page is taken yet."""
+    def create(self, size_bytes: int, *, label: str, protected: bool = False) -> list[int]:
+        """One sealed memfd, zeroed; no page is taken yet."""
         try:
             fd = _memfd(f"leto-{label}"[:200])
         except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from leto_strategy.errors import PoolError, ProtocolError
 from leto_strategy.memory import wire
-from leto_strategy.memory.backend import DEFAULT_SHARD, Region
+from leto_strategy.memory.backend import DEFAULT_SHARD, Place, Region
 from leto_strategy.memory.catalogue import Change
 from leto_strategy.memory.holdings import Holdings, close_fds, handles_of
 from leto_strategy.memory.manager import CONTROL_LIMITS
@@ -56,7 +56,15 @@ class CatalogueMirror:
         return -1 if self._connection is None else self._connection.fileno()
 
     def configure(
-        self, sock: socket.socket, *, job: str, rank: int, address: str, token: str = "", timeout: timedelta
+        self,
+        sock: socket.socket,
+        *,
+        job: str,
+        rank: int,
+        address: str,
+        token: str = "",
+        device: dict[str, Any] | None = None,
+        timeout: timedelta,
     ) -> None:
         """Begin with a manager: `sock` is this side of its control socket, which the mirror owns from now on.
 
@@ -68,6 +76,7 @@ class CatalogueMirror:
             rank: the manager's rank.
             address: abstract address to listen on.
             token: what clients that send one must send.
+            device: where the rank trains, as in `memory.places`; None is the CPU.
             timeout: for the manager to take the frame, whose size is that of the catalogue.
 
         Raises:
@@ -77,7 +86,8 @@ class CatalogueMirror:
         frame, fds = self.adoption()
         self._disconnect()
         self._connection = wire.FrameConnection(sock, limits=CONTROL_LIMITS)
-        message = {"op": "configure", "job": job, "rank": rank, "address": address, "token": token, **frame}
+        names = {"job": job, "rank": rank, "address": address, "token": token, "device": device or {}}
+        message = {"op": "configure", **names, **frame}
         self._connection.send(message, fds, timeout=timeout)
 
     def adoption(self) -> tuple[dict[str, Any], list[int]]:
@@ -164,9 +174,9 @@ class CatalogueMirror:
         handles = handles_of(change, fds)
         try:
             # A mapping past the end of a memfd would be SIGBUS for the supervisor.
-            sizes = {segment.number: segment.size_bytes for segment in change.segments}
-            if any(len(fds) == 1 and os.fstat(fds[0]).st_size < sizes[number] for number, fds in handles.items()):
-                raise ProtocolError("a segment is smaller than the catalogue says")
+            for segment in change.segments:
+                if segment.place is Place.HOST and os.fstat(handles[segment.number][0]).st_size < segment.size_bytes:
+                    raise ProtocolError("a segment is smaller than the catalogue says")
             ended = self._holdings.apply(change, handles)
         except ProtocolError:
             close_fds(fds)

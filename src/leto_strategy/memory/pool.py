@@ -12,12 +12,13 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple, Self
 
 from leto_strategy.errors import AllocationMismatchError, PoolError, ProtocolError, ResourceError
 from leto_strategy.memory import wire
-from leto_strategy.memory.backend import DEFAULT_SHARD, MemoryBackend, Region, RegionSpec
+from leto_strategy.memory.backend import DEFAULT_SHARD, Backends, MemoryBackend, Place, Region, RegionSpec
 from leto_strategy.memory.catalogue import (
     Segment,
     integers_from_list,
@@ -25,8 +26,10 @@ from leto_strategy.memory.catalogue import (
     spec_from_list,
     spec_to_list,
 )
+from leto_strategy.memory.cuda import CudaBackend
 from leto_strategy.memory.holdings import close_fds
-from leto_strategy.memory.memfd import MemfdBackend
+from leto_strategy.memory.libcuda import CudaDriver
+from leto_strategy.memory.places import name_of, trainer_backends
 
 _REQUEST_BYTES_MAX = (4 << 20) - (1 << 20)  # what a manager takes, less room for the list of known segments
 _LIMITS = wire.Limits(message_bytes=64 << 20, message_fds=8192, pending_bytes=64 << 20)
@@ -35,6 +38,7 @@ _LIMITS = wire.Limits(message_bytes=64 << 20, message_fds=8192, pending_bytes=64
 class _Mapping(NamedTuple):
     address: int
     size_bytes: int
+    place: Place
 
 
 class ResilientMemoryPool:
@@ -45,14 +49,16 @@ class ResilientMemoryPool:
     """
 
     def __init__(
-        self, address: str, *, timeout: timedelta, writable: bool, token: str, backend: MemoryBackend, prefault: bool
+        self, address: str, *, timeout: timedelta, writable: bool, token: str, backends: Backends | None, prefault: bool
     ) -> None:
         self.writable = writable
         self.version = 0  # of the catalogue, as of the last answer (rule R17)
+        self.device = "cpu"
+        """Where protected and retained regions lie, as torch writes it."""
         self._address = address
         self._timeout = timeout
         self._token = token
-        self._backend = backend
+        self._backends = backends
         self._prefault = prefault
         self._name = secrets.token_hex(8)
         self._number = 0  # of the last allocation
@@ -71,7 +77,7 @@ class ResilientMemoryPool:
         timeout: timedelta,
         writable: bool,
         token: str = "",
-        backend: MemoryBackend | None = None,
+        backends: Backends | None = None,
         prefault: bool = False,
     ) -> Self:
         """Connect to the manager that listens on an abstract address.
@@ -81,7 +87,7 @@ class ResilientMemoryPool:
             timeout: for each request, including a manager's replacement meanwhile.
             writable: False maps everything read-only until `make_writable`.
             token: what the manager was configured with; "" does not ask.
-            backend: what maps the memory; host memory by default.
+            backends: what maps the memory; by default what the manager says the rank's device needs.
             prefault: take all pages when a segment is mapped writable, instead of at the first touch.
 
         Raises:
@@ -92,11 +98,16 @@ class ResilientMemoryPool:
             timeout=timeout,
             writable=writable,
             token=token,
-            backend=backend or MemfdBackend(),
+            backends=backends,
             prefault=prefault,
         )
         pool._request({"op": "ping"})
         return pool
+
+    @property
+    def on_device(self) -> bool:
+        """Whether protected and retained regions lie on a GPU."""
+        return self.device != "cpu"
 
     @property
     def regions(self) -> dict[tuple[str, str], Region]:
@@ -121,6 +132,9 @@ class ResilientMemoryPool:
         if len({spec.key for spec in specs}) < len(specs):
             raise ValueError("two regions of one allocation have the same name and shard")
         with self._exclusively():
+            known = [self._regions.get(spec.key) for spec in specs]
+            if all(region is not None and region.spec == spec for region, spec in zip(known, specs, strict=True)):
+                return [replace(region, created=False) for region in known if region is not None]
             self._number += 1
             message = {"op": "allocate", "number": self._number, "specs": [spec_to_list(spec) for spec in specs]}
             if len(json.dumps(message)) > _REQUEST_BYTES_MAX:
@@ -149,7 +163,8 @@ class ResilientMemoryPool:
             answer = self._request({"op": "free", "names": [[name, shard]], "known": list(self._mappings)})
             self._regions.pop((name, shard), None)
             for number in integers_from_list(answer.get("gone")):
-                self._backend.unmap(*self._mappings.pop(number))
+                mapping = self._mappings.pop(number)
+                self.backend(mapping.place).unmap(mapping.address, mapping.size_bytes)
 
     def address(self, region: Region) -> int:
         """Address of the region's first byte in this process.
@@ -162,17 +177,22 @@ class ResilientMemoryPool:
             raise PoolError(f"region {region.spec.name} is not mapped")
         return mapping.address + region.offset_bytes
 
-    def buffer(self, region: Region) -> memoryview:
-        """The region's bytes; a read-only view where the pool is not writable (yet).
+    def buffer(self, region: Region, *, writable: bool = False) -> memoryview:
+        """The bytes of a region of host memory; a read-only view where the pool is not writable (yet).
+
+        Args:
+            region: Of kind `Kind.RECORD`.
+            writable: Give a writable view in any case. Only on a GPU's job is its memory writable so early.
 
         Raises:
             PoolError: this pool has not mapped it, or it was freed.
         """
+        assert region.spec.kind.place is Place.HOST or not self.on_device, f"{region.spec.name} is on a device"
         address = self.address(region)
         if not region.spec.size_bytes:
             return memoryview(b"")
         view = memoryview((ctypes.c_ubyte * region.spec.size_bytes).from_address(address)).cast("B")
-        return view if self.writable else view.toreadonly()
+        return view if self.writable or writable else view.toreadonly()
 
     def make_writable(self) -> None:
         """Promotion: let this process write to everything it has mapped and will map. Milliseconds, no page is lost.
@@ -181,8 +201,10 @@ class ResilientMemoryPool:
             ResourceError: the kernel refused.
         """
         with self._exclusively():
+            if self.writable:
+                return
             for mapping in self._mappings.values():
-                self._backend.protect(mapping.address, mapping.size_bytes, writable=True)
+                self.backend(mapping.place).protect(mapping.address, mapping.size_bytes, writable=True)
             self.writable = True
 
     def close(self) -> None:
@@ -210,12 +232,24 @@ class ResilientMemoryPool:
         for segment in segments:
             handles = fds[begin : begin + segment.num_handles]
             begin += segment.num_handles
-            address = self._backend.map(
+            backend = self.backend(segment.place)
+            address = backend.map(
                 handles, segment.size_bytes, address_hint=segment.address_hint, writable=self.writable
             )
-            self._mappings[segment.number] = _Mapping(address, segment.size_bytes)
+            self._mappings[segment.number] = _Mapping(address, segment.size_bytes, segment.place)
             if self._prefault and self.writable:
-                self._backend.populate(address, segment.size_bytes)
+                backend.populate(address, segment.size_bytes)
+
+    @property
+    def driver(self) -> CudaDriver | None:
+        """The driver of the GPU on which regions lie; None on the CPU."""
+        backend = self.backend(Place.DEVICE)
+        return backend.driver if isinstance(backend, CudaBackend) else None
+
+    def backend(self, place: Place) -> MemoryBackend:
+        """What maps the memory of a place."""
+        assert self._backends is not None, "known since the first answer of a manager"
+        return self._backends[place]
 
     def _request(self, message: dict[str, Any]) -> dict[str, Any]:
         answer, fds = self._exchange(message)
@@ -256,7 +290,11 @@ class ResilientMemoryPool:
             self._connection = wire.FrameConnection(sock, limits=_LIMITS)
             hello = {"op": "hello", "pool": self._name, "token": self._token}
             self._connection.send(hello, timeout=_left(deadline))
-            close_fds(self._connection.receive_one(timeout=_left(deadline)).fds)
+            welcome, fds = self._connection.receive_one(timeout=_left(deadline))
+            close_fds(fds)
+            if self._backends is None:
+                device = welcome.get("device") or {}
+                self._backends, self.device = trainer_backends(device), name_of(device)
         return self._connection
 
     def _disconnect(self) -> None:

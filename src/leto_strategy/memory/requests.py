@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from leto_strategy.errors import AllocationMismatchError, PoolError, ProtocolError, ResourceError
-from leto_strategy.memory.backend import MemoryBackend
+from leto_strategy.memory.backend import Backends
 from leto_strategy.memory.catalogue import (
     Change,
     Entry,
@@ -32,7 +32,8 @@ class RequestHandler:
 
     Args:
         holdings: the manager's; read here, changed by the manager only.
-        backend: what makes the memory.
+        backends: what makes the memory.
+        device: what clients map device memory with, as in `memory.places.backends_of`; told to clients.
         rank: told to clients.
         token: what a client that sends one must send.
         reply: sends an answer and fds, which stay the holdings'.
@@ -44,8 +45,9 @@ class RequestHandler:
     def __init__(
         self,
         holdings: Holdings,
-        backend: MemoryBackend,
+        backends: Backends,
         *,
+        device: dict[str, Any],
         rank: int,
         token: str,
         reply: Callable[[Client, dict[str, Any], Sequence[int]], None],
@@ -53,7 +55,8 @@ class RequestHandler:
         reach: Callable[[str], None],
     ) -> None:
         self._holdings = holdings
-        self._backend = backend
+        self._backends = backends
+        self._device = device
         self._rank = rank
         self._token = token
         self._reply = reply
@@ -95,15 +98,17 @@ class RequestHandler:
         if token and token != self._token:
             raise ProtocolError("the token of another job")
         client.pool = pool
-        welcome = {"op": "welcome", "version": self._holdings.catalogue.version, "rank": self._rank}
-        self._reply(client, welcome, ())
+        version = self._holdings.catalogue.version
+        self._reply(client, {"op": "welcome", "version": version, "rank": self._rank, "device": self._device}, ())
 
     def _allocate(self, client: Client, message: dict[str, Any], items: list[Any], *, creator: str) -> None:
         specs = [spec_from_list(item) for item in items]
-        catalogue, granularity_bytes = self._holdings.catalogue, self._backend.granularity_bytes
+        catalogue, backends = self._holdings.catalogue, self._backends
         _known_segments(message)
         try:
-            change = catalogue.plan(specs, creator=creator, granularity_bytes=granularity_bytes)
+            change = catalogue.plan(
+                specs, creator=creator, granularity_bytes=lambda place: backends[place].granularity_bytes
+            )
         except ValueError as error:
             raise ProtocolError(str(error)) from None
 
@@ -114,8 +119,8 @@ class RequestHandler:
         if change is None:
             answer()
             return
-        check_capacity(specs, change, self._holdings, self._backend)
-        change, handles = create_segments(change, self._backend)
+        check_capacity(specs, change, self._holdings, backends)
+        change, handles = create_segments(change, backends)
         self._reach("created")
         self._begin(Transaction(change, handles, answer))
 

@@ -1,15 +1,15 @@
-"""Tensors over regions of the pool, without a copy. The only file of `memory` that imports torch.
+"""Tensors over regions of the pool, without a copy. With `dlpack` the only file of `memory` that imports torch.
 
 Each tensor gets a storage of its own over exactly its bytes, so that `torch.save`, which writes whole storages, writes
 no neighbours. They hold no reference to the pool: its mappings live until the process ends, or until `free`.
 """
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
 
-from leto_strategy.memory.backend import Region
+from leto_strategy.memory.backend import Place, Region
+from leto_strategy.memory.dlpack import bytes_at
 from leto_strategy.memory.pool import ResilientMemoryPool
 
 
@@ -22,7 +22,7 @@ def tensor_from_pool(
     strides: Sequence[int] | None = None,
     offset_bytes: int = 0,
 ) -> torch.Tensor:
-    """A CPU tensor over bytes of `region`; writing to it while the pool is read-only is SIGSEGV.
+    """A tensor over bytes of `region`, where that lies; writing to it while the pool is read-only is a fault.
 
     Args:
         pool: a pool that has mapped the region.
@@ -46,7 +46,8 @@ def tensor_from_pool(
             f"region {region.spec.name} of {region.spec.size_bytes} bytes is too small for {dtype} of shape {shape} "
             f"with strides {strides} at byte {offset_bytes}"
         )
-    return _tensor_at(pool.address(region) + offset_bytes, size_bytes, dtype, shape, strides)
+    address = pool.address(region) + offset_bytes
+    return _tensor_at(address, size_bytes, dtype, shape, strides, _device_of(pool, region))
 
 
 def flat_tensor(pool: ResilientMemoryPool, first: Region, last: Region, dtype: torch.dtype) -> torch.Tensor:
@@ -67,20 +68,24 @@ def flat_tensor(pool: ResilientMemoryPool, first: Region, last: Region, dtype: t
         raise ValueError(f"region {last.spec.name} does not lie behind {first.spec.name} in one segment")
     if size_bytes % dtype.itemsize:
         raise ValueError(f"{size_bytes} bytes from {first.spec.name} to {last.spec.name} are not a number of {dtype}")
-    return _tensor_at(pool.address(first), size_bytes, dtype, (size_bytes // dtype.itemsize,), (1,))
+    shape = (size_bytes // dtype.itemsize,)
+    return _tensor_at(pool.address(first), size_bytes, dtype, shape, (1,), _device_of(pool, first))
+
+
+def _device_of(pool: ResilientMemoryPool, region: Region) -> str:
+    return pool.device if region.spec.kind.place is Place.DEVICE else "cpu"
 
 
 def _tensor_at(
-    address: int, size_bytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+    address: int, size_bytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str
 ) -> torch.Tensor:
-    empty = torch.empty(0, dtype=dtype)
+    empty = torch.empty(0, dtype=dtype, device=device)
     if not size_bytes:
         return empty.as_strided(shape, strides)
     if address % dtype.itemsize:
         raise ValueError(f"a tensor of {dtype} can't start at an address that is no multiple of {dtype.itemsize}")
-    # The storage is made from bytes, since frombuffer does not know every dtype. ctypes says "writable" also of a
-    # read-only mapping: torch would otherwise warn about what the page tables take care of.
-    data = torch.frombuffer((ctypes.c_ubyte * size_bytes).from_address(address), dtype=torch.uint8)
+    # The storage is made from bytes, since DLPack does not know every dtype.
+    data = bytes_at(address, size_bytes, device)
     return empty.set_(data.untyped_storage(), 0, shape, strides)
 
 

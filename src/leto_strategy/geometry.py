@@ -121,7 +121,29 @@ def cut_chunks(extents: Sequence[Extent], *, chunk_bytes: int) -> tuple[Chunk, .
             filled[-1].append(Segment(extent.slot, start, start + fitting))
             start += fitting
             room = max(0, room - fitting * element_bytes)
-    return tuple(_chunk(index, segments, by_slot) for index, segments in enumerate(filled) if segments)
+    return tuple(chunk_of(index, segments, by_slot) for index, segments in enumerate(filled) if segments)
+
+
+def chunk_of(
+    index: int, segments: Sequence[Segment], by_slot: dict[int, Extent], *, alignment_bytes: int = ALIGNMENT_BYTES
+) -> Chunk:
+    """Put segments together.
+
+    Args:
+        index: Of the chunk.
+        segments: In order.
+        by_slot: The extents that they are of.
+        alignment_bytes: Of the start of each copy of each span in the undo buffer.
+    """
+    spans: list[Span] = []
+    undo_bytes = 0
+    for run in dict.fromkeys(by_slot[segment.slot].run for segment in segments):
+        inside = tuple(segment for segment in segments if by_slot[segment.slot].run == run)
+        first, last = by_slot[inside[0].slot], by_slot[inside[-1].slot]
+        span = Span(run, first.offset_elements + inside[0].start, last.offset_elements + inside[-1].stop, inside)
+        undo_bytes += align_up(span.num_elements * first.element_bytes, alignment_bytes) * first.num_copies
+        spans.append(span)
+    return Chunk(index, tuple(spans), undo_bytes)
 
 
 def cut_buckets(sizes: Sequence[int], *, first_bytes: int, bytes_each: int) -> tuple[range, ...]:
@@ -166,15 +188,3 @@ def _cut(extent: Extent, start: int, room_elements: int, *, alone: bool) -> int:
     quantum = max(1, ALIGNMENT_BYTES // extent.element_bytes)
     fitting = room_elements // quantum * quantum
     return min(fitting or (quantum if alone else 0), extent.num_elements - start)
-
-
-def _chunk(index: int, segments: Sequence[Segment], by_slot: dict[int, Extent]) -> Chunk:
-    spans: list[Span] = []
-    undo_bytes = 0
-    for run in dict.fromkeys(by_slot[segment.slot].run for segment in segments):
-        inside = tuple(segment for segment in segments if by_slot[segment.slot].run == run)
-        first, last = by_slot[inside[0].slot], by_slot[inside[-1].slot]
-        span = Span(run, first.offset_elements + inside[0].start, last.offset_elements + inside[-1].stop, inside)
-        undo_bytes += align_up(span.num_elements * first.element_bytes) * first.num_copies
-        spans.append(span)
-    return Chunk(index, tuple(spans), undo_bytes)

@@ -30,6 +30,7 @@ _READY = 1
 _SYNCED = 2
 _UNDO = 3  # UNDO(j) = 3 + 2 j and COMMIT(j) = 4 + 2 j
 _DONE = (1 << _PROGRESS_BITS) - 1
+_PROGRESS = (0, _READY, _SYNCED, _UNDO, _UNDO + 1, _DONE)  # by phase, without the chunk
 
 STEP_MAX = (1 << _STEP_BITS) - 1
 CHUNK_MAX = (_DONE - _UNDO) // 2 - 1
@@ -93,12 +94,7 @@ class Marker:
     @property
     def position(self) -> int:
         """The marker as one integer that grows with the order of markers (48 bits)."""
-        if self.phase is Phase.DONE:
-            progress = _DONE
-        elif self.phase is Phase.UNDO or self.phase is Phase.COMMIT:
-            progress = _UNDO + 2 * self.chunk + (self.phase is Phase.COMMIT)
-        else:
-            progress = _READY if self.phase is Phase.READY else _SYNCED
+        progress = _PROGRESS[self.phase] + 2 * self.chunk
         return (self.timeline << _STEP_BITS | self.step) << _PROGRESS_BITS | progress
 
     def __lt__(self, other: Self) -> bool:
@@ -151,6 +147,10 @@ def _check(position: int) -> int:
     return crc_hqx(position.to_bytes(_PAYLOAD_BYTES, "big"), _CHECK_SEED)
 
 
+COPY_OFFSETS_BYTES = (0, 4096)
+"""Where the copies of a rank's word lie in its page: on different memory pages, so that one erasure leaves one."""
+
+
 class _Telemetry:
     """An unprotected 64-bit counter of the page: one native store to write, one load to read."""
 
@@ -173,7 +173,7 @@ class ProgressPage:
         buffer: At least 8192 bytes of shared memory, 8-byte aligned; writable unless the page is only read.
     """
 
-    _COPIES = (0, 4096 // 8)  # different memory pages, so that one erasure leaves one copy
+    _COPIES = tuple(offset // 8 for offset in COPY_OFFSETS_BYTES)
 
     heartbeat = _Telemetry(64)
     """Counter that a live trainer raises."""
@@ -187,6 +187,8 @@ class ProgressPage:
     """1 while a debugger is attached: hang detection is off."""
     waits = _Telemetry(112)
     """Number of waits for other ranks that the trainer has begun."""
+    slot_waits = _Telemetry(120)
+    """Number of steps that had to wait until the GPU left a record slot (R4)."""
 
     def __init__(self, buffer: memoryview) -> None:
         if buffer.nbytes < PAGE_BYTES:
@@ -194,6 +196,13 @@ class ProgressPage:
         self._bytes = buffer.cast("B")[:PAGE_BYTES]
         # One native store of 8 aligned bytes per copy: a reader sees the old word or the new one, never half of each.
         self._words = self._bytes.cast("Q")
+
+    pages_rebuilt = _Telemetry(128)
+    """Pages that the trainer has rebuilt since its promotion."""
+    localise_us = _Telemetry(136)
+    """Microseconds that it took to find them."""
+    rebuild_us = _Telemetry(144)
+    """Microseconds that it took to rebuild them."""
 
     @property
     def activity(self) -> Activity:
@@ -204,6 +213,12 @@ class ProgressPage:
     @activity.setter
     def activity(self, activity: Activity) -> None:
         self._words[72 // 8] = activity
+
+    def beat(self, activity: Activity) -> None:
+        """Tell the watchdog that this trainer lives and what it does."""
+        words = self._words
+        words[72 // 8] = activity
+        words[64 // 8] += 1
 
     @property
     def marker(self) -> Marker | None:
@@ -218,17 +233,22 @@ class ProgressPage:
 
     def publish(self, marker: Marker) -> None:
         """Store a marker; on return it survives the death of this process and the loss of either copy."""
-        word = encode(marker)
-        assert self._goes_on(word), f"{marker} would take back {self.marker}"
-        self._store(word)
-        assert all(self._words[index] == word for index in self._COPIES), f"read back {self.marker} after {marker}"
+        word, words = encode(marker), self._words
+        first, second = self._COPIES
+        # Positions are the high bits, so words are ordered like markers; a damaged copy may hold any number.
+        assert words[first] <= word >= words[second] or self._repairs(marker), f"{marker} would take back {self.marker}"
+        words[first] = word
+        words[second] = word
+        assert words[first] == word == words[second], f"read back {self.marker} after {marker}"
 
     def rewrite(self, marker: Marker | None) -> None:
         """Lower the word to a marker, or to nothing (R5); a kill between the two stores leaves the old one in force."""
         assert marker is None or ((current := self.marker) is not None and marker <= current), (
             f"{marker} would raise {self.marker}"
         )
-        self._store(0 if marker is None else encode(marker))
+        word = 0 if marker is None else encode(marker)
+        for index in self._COPIES:
+            self._words[index] = word
         assert self.marker == marker, f"read back {self.marker} after {marker}"
 
     def faults(self) -> memoryview:
@@ -240,13 +260,7 @@ class ProgressPage:
         self._words.release()
         self._bytes.release()
 
-    def _goes_on(self, word: int) -> bool:
-        """Whether a word is not behind the newest one. Positions are the high bits: words are ordered like markers."""
-        if all(self._words[index] <= word for index in self._COPIES):
-            return True
-        current = self.marker  # a damaged copy may hold any number
-        return current is None or encode(current) <= word
-
-    def _store(self, word: int) -> None:
-        for index in self._COPIES:
-            self._words[index] = word
+    def _repairs(self, marker: Marker) -> bool:
+        """Whether a marker is not behind the newest one though a copy holds a larger number: a damaged one."""
+        current = self.marker
+        return current is None or current <= marker

@@ -16,7 +16,9 @@ from leto_strategy.geometry import align_up
 from leto_strategy.memory.backend import Region, RegionSpec
 from leto_strategy.progress import PAGE_BYTES, Marker, ProgressPage
 from leto_strategy.update import ResumableModelUpdater, RetainedState, StateLayout, StatePublisher, adapter_for
+from leto_strategy.update.pieces import pieces_of
 from leto_strategy.update.protection import Protection
+from leto_strategy.update.words import HostWords
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -39,6 +41,9 @@ def map_memfd(size_bytes: int) -> int:
 
 class LocalPool:
     """The calls of `ResilientMemoryPool` that retained state makes, over one memfd for each arena."""
+
+    device = "cpu"
+    on_device = False
 
     def __init__(self) -> None:
         self._bases: list[int] = []
@@ -89,11 +94,16 @@ class Rig:
         self.layout = StateLayout.plan(named, self.optimizer, self.adapter, chunk_bytes=chunk_bytes, **plan)
         self.pool = pool or LocalPool()
         self.state = RetainedState(self.layout, self.pool)
-        self.state.copy_parameters_in()
+        self.state.initialise()
         self.state.attach_parameters()
         self.page = new_page()
         self.updater = ResumableModelUpdater(
-            self.layout, self.state, self.page, self.adapter, reach=reach, protection=protection
+            self.layout,
+            pieces_of(self.layout, self.state),
+            HostWords(self.page),
+            self.adapter,
+            reach=reach,
+            protection=protection,
         )
         self.publisher = StatePublisher(self.layout, self.state, self.adapter)
         self.steps = self.publisher.initial_steps()

@@ -12,6 +12,8 @@ from torch.optim import AdamW, Optimizer
 from leto_strategy.memory.backend import Kind, RegionSpec
 from leto_strategy.progress import PAGE_BYTES, Marker, Phase, ProgressPage
 from leto_strategy.update import ResumableModelUpdater, RetainedState, StateLayout, StatePublisher, adapter_for
+from leto_strategy.update.pieces import pieces_of
+from leto_strategy.update.words import HostWords
 from memory.stand_in import Rank
 from update.rig import Rig, bytes_of, random_gradients
 
@@ -51,7 +53,9 @@ def test_a_shadow_mapped_read_only_finishes_the_update_of_a_killed_trainer(rank:
     active.page = ProgressPage(active_pool.buffer(active_pool.allocate([page_spec])[0]))
     active.page.publish(Marker(0, Phase.SYNCED))
     active.set_gradients(gradients)
-    updater = ResumableModelUpdater(active.layout, active.state, active.page, active.adapter, reach=die)
+    updater = ResumableModelUpdater(
+        active.layout, pieces_of(active.layout, active.state), HostWords(active.page), active.adapter, reach=die
+    )
     arguments = {
         "groups": active.optimizer.param_groups,
         "steps_before": active.steps,
@@ -79,7 +83,7 @@ def test_a_shadow_mapped_read_only_finishes_the_update_of_a_killed_trainer(rank:
 
     shadow_pool.make_writable()
     page = ProgressPage(shadow_pool.buffer(shadow_page))  # a buffer taken before can't be written
-    survivor = ResumableModelUpdater(layout, state, page, adapter)
+    survivor = ResumableModelUpdater(layout, pieces_of(layout, state), HostWords(page), adapter)
     steps = survivor.run(0, resume=page.marker, **arguments)
     publisher = StatePublisher(layout, state, adapter)
     state.attach_parameters()

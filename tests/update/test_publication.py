@@ -56,7 +56,7 @@ def test_a_checkpoint_is_taken_over_and_training_goes_on_as_with_torch(build: ob
     assert_same_state(rig, module, optimizer)
     slot = rig.layout.slots[0]
     for name, moment in rig.state.moments(slot).items():
-        assert rig.optimizer.state[slot.parameter][name] is moment
+        assert rig.optimizer.state[slot.parameter][name].data_ptr() == moment.data_ptr()
     advance(rig, module, optimizer, range(3, 5))
     assert_same_state(rig, module, optimizer)
 
@@ -85,6 +85,23 @@ def test_a_state_replaced_by_the_user_is_an_error_that_names_the_parameter() -> 
     rig.optimizer.state[rig.module[1].weight] = {}  # type: ignore[index]
     with pytest.raises(StateChangedError, match=r"1\.weight"):
         rig.publisher.publish_state(rig.optimizer, rig.steps)
+
+
+@pytest.mark.parametrize("build", [build_adam, build_sgd])
+def test_an_entry_written_by_the_user_is_an_error_and_an_update_is_none(build: object) -> None:
+    rig, module, optimizer = both(build, 2)
+    advance(rig, module, optimizer, range(2, 4))
+    rig.publisher.require_unchanged(rig.optimizer)
+    with torch.no_grad():
+        rig.module[1].weight.add_(0)  # type: ignore[operator, union-attr]
+    rig.publisher.require_unchanged(rig.optimizer)
+    entries = [tensor for entry in rig.optimizer.state.values() for tensor in entry.values()]
+    for tensor in entries:
+        tensor.view(-1)[:1].mul_(1)
+        with pytest.raises(StateChangedError, match="was written"):
+            rig.publisher.require_unchanged(rig.optimizer)
+        rig.publisher.publish_state(rig.optimizer, rig.steps)
+        rig.publisher.require_unchanged(rig.optimizer)
 
 
 def test_a_moment_replaced_by_the_user_is_an_error_too() -> None:

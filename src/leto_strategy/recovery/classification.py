@@ -70,7 +70,7 @@ class Meaning:
 _INSIDE: dict[int, str] = {
     signal.SIGSEGV: "crashed: invalid memory access",
     signal.SIGBUS: "crashed: bus error (often /dev/shm or a mapped file ran out of space)",
-    signal.SIGABRT: "aborted itself",
+    signal.SIGABRT: "aborted itself (an assertion in native code, or NCCL's watchdog)",
     signal.SIGFPE: "crashed: arithmetic error in native code",
     signal.SIGILL: "crashed: illegal instruction",
     signal.SIGTRAP: "crashed: trap",

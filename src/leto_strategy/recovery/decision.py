@@ -43,6 +43,7 @@ class RankView:
             the synchronisation of this job makes no values.
         word_lost: Every copy of the word is damaged (T9).
         gradients_lost: Gradients were lost beyond what their parity rebuilds (R14).
+        state_lost: What of the state was lost beyond that, in words; "" for nothing.
     """
 
     marker: Marker | None
@@ -51,6 +52,7 @@ class RankView:
     sync_steps: frozenset[int] | None = None
     word_lost: bool = False
     gradients_lost: bool = False
+    state_lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,9 @@ def decide(ranks: Sequence[RankView], *, timeline: int = 0) -> Decision:
     """
     assert ranks, "a job has at least one rank"
     decision = _decide(ranks, [_in_timeline(view.marker, timeline) for view in ranks], timeline)
+    lost = [f"rank {rank} has lost memory, {view.state_lost}" for rank, view in enumerate(ranks) if view.state_lost]
+    if lost and decision.mode in (Mode.REDO, Mode.FINISH):  # a fresh start makes everything anew
+        decision = Decision(Mode.FALLBACK, 0, lost[0], timeline)
     assert _holds(decision, ranks), f"{decision} does not follow from {ranks}"
     return decision
 

@@ -4,11 +4,15 @@ A record of step s lives in slot s mod K of its kind. Its header (step, timeline
 after its payload and its old header is cleared before, so a record is complete or absent, never torn. A payload that
 outgrows its slot moves to a larger region of its own. Reading needs no trainer: the supervisor reads the same bytes.
 Nothing here knows what a payload means. Standard library only.
+
+On a GPU a record has a second part, for values that the device has yet to compute: the stream stores them, twice on
+different pages, and then the record's step number. The host does not wait for that; who reads compares the copies.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import NamedTuple, Protocol
 
 from leto_strategy.errors import RecordError
 from leto_strategy.memory.backend import Kind, RegionSpec
@@ -19,10 +23,29 @@ INDEX_NAME = "records.index"
 INDEX_BYTES = 4096
 FIRST_CAPACITY_BYTES = 1 << 16
 _HEADER_WORDS = 8
-_STEP, _TIMELINE, _LENGTH, _CHECKSUM, _CAPACITY = range(5)
+_STEP, _TIMELINE, _LENGTH, _CHECKSUM, _CAPACITY, _STREAM_LENGTH, _STREAM_CAPACITY, _STREAM_STEP = range(_HEADER_WORDS)
+_PAGE_BYTES = 4096
 
 BufferOf = Callable[[str], memoryview]
 """Gives the bytes of a region by its name; raises KeyError or PoolError where there is none."""
+
+
+class Record(NamedTuple):
+    """What was written: the payload, and what the stream has stored with it."""
+
+    payload: bytes
+    stream: bytes
+
+
+class StreamPart(Protocol):
+    """Values of a record that a GPU's stream brings to the host."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes; at least 1."""
+
+    def store(self, addresses: Sequence[int], done_address: int, done: int) -> None:
+        """Copy the bytes to each of the host's `addresses`, then store `done`, in the stream; don't wait."""
 
 
 class RecordKind(IntEnum):
@@ -37,6 +60,9 @@ class RecordKind(IntEnum):
     STATE = 3
 
 
+_MIDDLE_POINTS = {RecordKind.START: "start_middle", RecordKind.MID: "mid_middle"}
+
+
 def _header_at(kind: RecordKind, step: int) -> int:
     return (int(kind) * NUM_SLOTS + slot(step, NUM_SLOTS)) * _HEADER_WORDS
 
@@ -45,17 +71,29 @@ def _region_name(kind: RecordKind, step: int, capacity: int) -> str:
     return f"records.{kind.name.lower()}.{slot(step, NUM_SLOTS)}.{capacity}"
 
 
-def _payload(words: memoryview, buffer_of: BufferOf, kind: RecordKind, step: int, timeline: int) -> memoryview | None:
-    """The payload of a complete, valid record, else None."""
+def _stream_name(kind: RecordKind, step: int, capacity: int) -> str:
+    return f"records.{kind.name.lower()}.{slot(step, NUM_SLOTS)}.stream.{capacity}"
+
+
+def _payload(
+    words: memoryview, buffer_of: BufferOf, kind: RecordKind, step: int, timeline: int
+) -> tuple[memoryview, memoryview] | None:
+    """The payload of a complete, valid record and its part of the stream, which may be empty, else None."""
     at = _header_at(kind, step)
-    stored, of_timeline, length, checksum, capacity = words[at : at + 5].tolist()
+    stored, of_timeline, length, checksum, capacity, streamed, room, arrived = words[at : at + _HEADER_WORDS].tolist()
     if stored != step + 1 or of_timeline != timeline or not 0 < length <= capacity:
         return None
     try:
         payload = buffer_of(_region_name(kind, step, capacity))[:length]
+        stream = buffer_of(_stream_name(kind, step, room)) if streamed else memoryview(b"")
     except (KeyError, LookupError):
         return None
-    return payload if zlib.crc32(payload) == checksum else None
+    if zlib.crc32(payload) != checksum:
+        return None
+    if not streamed:
+        return payload, stream
+    first, second = stream[:streamed], stream[room : room + streamed]
+    return (payload, first) if arrived == step + 1 and first == second else None
 
 
 def complete_steps(buffer_of: BufferOf, *, timeline: int = 0) -> dict[RecordKind, frozenset[int]]:
@@ -95,50 +133,84 @@ class RecordRing:
         specs += [RegionSpec(name, FIRST_CAPACITY_BYTES, Kind.RECORD, arena="records") for name in names]
         regions = pool.allocate(specs)
         self._buffers = {region.spec.name: pool.buffer(region) for region in regions}
+        self._slots: dict[int, tuple[int, memoryview]] = {}  # capacity and bytes, by the place of the header
         self._words = self._buffers[INDEX_NAME].cast("Q")
+        self._index = regions[0]
 
     def _buffer(self, name: str) -> memoryview:
         if name not in self._buffers:
             self._buffers[name] = self._pool.buffer(self._pool.attach(name))
         return self._buffers[name]
 
-    def write(self, kind: RecordKind, step: int, payload: bytes | memoryview) -> None:
+    def write(self, kind: RecordKind, step: int, payload: bytes | memoryview, stream: StreamPart | None = None) -> None:
         """Replace the record of step - K by that of `step`.
 
-        Invariant: at every moment the header in the index is zero or describes a complete payload.
+        Invariant: at every moment the header in the index is zero or describes a complete payload. The part of the
+        stream is complete when its own word says so; the caller has waited for what the slot held before (R4).
         """
         at, length = _header_at(kind, step), len(payload)
         assert length > 0
-        previous = self._words[at + _CAPACITY]
-        capacity = max(FIRST_CAPACITY_BYTES, previous, 1 << (length - 1).bit_length())
+        words = self._words
+        previous = words[at + _CAPACITY]
+        capacity, buffer = self._slots.get(at, (0, words))
+        if length > capacity or previous > capacity:
+            capacity = max(FIRST_CAPACITY_BYTES, previous, 1 << (length - 1).bit_length())
+            buffer = self._slot(kind, step, capacity)
+            self._slots[at] = capacity, buffer
+        words[at + _STEP] = 0
+        words[at + _STREAM_STEP] = 0
+        words[at + _STREAM_LENGTH] = 0 if stream is None else stream.size_bytes
+        buffer[:length] = payload
+        if kind in _MIDDLE_POINTS:
+            self._reach(_MIDDLE_POINTS[kind], step)
+        words[at + _TIMELINE] = self._timeline
+        words[at + _LENGTH] = length
+        words[at + _CHECKSUM] = zlib.crc32(payload)
+        words[at + _CAPACITY] = capacity
+        words[at + _STEP] = step + 1
+        if stream is not None:
+            self._store(kind, step, stream)
+        if FIRST_CAPACITY_BYTES < previous < capacity:
+            self._drop(_region_name(kind, step, previous))
+
+    def _slot(self, kind: RecordKind, step: int, capacity: int) -> memoryview:
+        """The bytes of a slot of that capacity, allocated where it has outgrown the others."""
         name = _region_name(kind, step, capacity)
         if name not in self._buffers:
             (region,) = self._pool.allocate([RegionSpec(name, capacity, Kind.RECORD)])
             self._buffers[name] = self._pool.buffer(region)
-        self._words[at + _STEP] = 0
-        self._buffers[name][:length] = payload
-        if kind in (RecordKind.START, RecordKind.MID):
-            self._reach(f"{kind.name.lower()}_middle", step)
-        self._words[at + _TIMELINE] = self._timeline
-        self._words[at + _LENGTH] = length
-        self._words[at + _CHECKSUM] = zlib.crc32(payload)
-        self._words[at + _CAPACITY] = capacity
-        self._words[at + _STEP] = step + 1
-        if previous > FIRST_CAPACITY_BYTES and previous < capacity:
-            outgrown = _region_name(kind, step, previous)
-            self._buffers.pop(outgrown, None)
-            self._pool.free(outgrown)
+        return self._buffers[name]
 
-    def read(self, kind: RecordKind, step: int) -> bytes:
-        """The payload of a record.
+    def _drop(self, outgrown: str) -> None:
+        self._buffers.pop(outgrown, None)
+        self._pool.free(outgrown)
+
+    def _store(self, kind: RecordKind, step: int, stream: StreamPart) -> None:
+        """Let the stream store its part, in a region that grows with it."""
+        at = _header_at(kind, step)
+        previous = self._words[at + _STREAM_CAPACITY]
+        room = max(_PAGE_BYTES, previous, 1 << (stream.size_bytes - 1).bit_length())
+        name = _stream_name(kind, step, room)
+        if name not in self._buffers:
+            (region,) = self._pool.allocate([RegionSpec(name, 2 * room, Kind.RECORD, alignment_bytes=_PAGE_BYTES)])
+            self._buffers[name] = self._pool.buffer(region)
+        self._words[at + _STREAM_CAPACITY] = room
+        if previous and previous < room:
+            self._drop(_stream_name(kind, step, previous))
+        begin = self._pool.address(self._pool.attach(name))
+        done = self._pool.address(self._index) + 8 * (at + _STREAM_STEP)
+        stream.store((begin, begin + room), done, step + 1)
+
+    def read(self, kind: RecordKind, step: int) -> Record:
+        """A record.
 
         Raises:
             RecordError: It is absent, of another step or timeline, or damaged.
         """
-        payload = _payload(self._words, self._buffer, kind, step, self._timeline)
-        if payload is None:
+        found = _payload(self._words, self._buffer, kind, step, self._timeline)
+        if found is None:
             raise RecordError(f"the {kind.name} record of step {step} is not complete")
-        return bytes(payload)
+        return Record(bytes(found[0]), bytes(found[1]))
 
     def holds(self, kind: RecordKind, step: int) -> bool:
         """Whether a complete record of `step` is there."""

@@ -6,28 +6,31 @@ A plan is a pure function of model, optimizer and options, so that every generat
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from leto_strategy.erasures import Shape
 from leto_strategy.errors import LayoutMismatchError
 from leto_strategy.geometry import (
     ALIGNMENT_BYTES,
     Chunk,
     Extent,
+    Segment,
     align_up,
+    chunk_of,
     cut_buckets,
     cut_chunks,
     default_chunk_bytes,
-    offsets,
 )
 from leto_strategy.memory.backend import Kind, RegionSpec
 from leto_strategy.progress import CHUNK_MAX
 from leto_strategy.update.admission import check_parameters, groups_of_parameters
-from leto_strategy.update.cutting import is_cuttable
 from leto_strategy.update.optimizers import OptimizerAdapter
+from leto_strategy.update.paging import Paging, Placement, chunk_bytes_in_groups, pages_of, place, shape_of
+from leto_strategy.update.runs import extents_of, families_of, new_slot, slots_and_runs
 from leto_strategy.update.slots import Bucket, Run, TensorSlot
 
 LAYOUT_VERSION = 1
@@ -48,6 +51,8 @@ class StateLayout:
         buckets: Units of the gradient reduction, the same in every step of every generation.
         launch_order: Indices of buckets in the order in which a backward pass usually completes them.
         version: Of the rules by which a plan is made.
+        paging: How pages are protected; None: they are not, and nothing is laid out by pages.
+        shape: Protection groups, where pages are protected.
     """
 
     slots: tuple[TensorSlot, ...]
@@ -58,6 +63,8 @@ class StateLayout:
     launch_order: tuple[int, ...]
     optimizer_name: str
     version: int = LAYOUT_VERSION
+    paging: Paging | None = None
+    shape: Shape | None = None
 
     @classmethod
     def plan(
@@ -69,6 +76,7 @@ class StateLayout:
         chunk_bytes: int | None = None,
         bucket_bytes_first: int = BUCKET_BYTES_FIRST,
         bucket_bytes: int = BUCKET_BYTES,
+        paging: Paging | None = None,
     ) -> "StateLayout":
         """Plan the state of a model and its optimizer.
 
@@ -79,6 +87,7 @@ class StateLayout:
             chunk_bytes: Parameters and moments in one chunk; None derives it from the total (4 to 32 chunks).
             bucket_bytes_first: Limit of the first gradient bucket of each dtype. The defaults are DDP's.
             bucket_bytes: Limit of the other buckets.
+            paging: Lay out by pages, in protection groups.
 
         Raises:
             ValueError: a parameter that can't be kept exact, named with what to do.
@@ -96,34 +105,48 @@ class StateLayout:
 
         registration = {id(p): index for index, p in enumerate(parameters)}
         trained.sort(key=lambda p: (str(p.dtype), group_of[id(p)], -registration[id(p)]))
-        slots, runs = _slots_and_runs(trained, names, group_of, registration, optimizer, adapter)
+        families = families_of(trained, group_of, optimizer, adapter)
+        total_bytes = sum(family.state_bytes for family in families)
+        chunk_bytes = default_chunk_bytes(total_bytes) if chunk_bytes is None else chunk_bytes
+        placement = None
+        if paging is not None:
+            chunk_bytes = chunk_bytes_in_groups(chunk_bytes, paging)
+            placement = place(
+                [f.sizes for f in families if f.filled], chunk_bytes=chunk_bytes, page_bytes=paging.page_bytes
+            )
+        slots, runs = slots_and_runs(families, names, registration, placement)
         frozen = tuple(
-            _slot(index, names[id(p)], p, -1, registration[id(p)])
+            new_slot(index, names[id(p)], p, -1, registration[id(p)])
             for index, p in enumerate(p for p in parameters if id(p) not in trained_ids)
         )
-        extents = [
-            Extent(
-                slot.index,
-                run.index,
-                slot.offset_elements,
-                slot.num_elements,
-                run.dtype.itemsize,
-                len(run.tensors),
-                run.cuttable,
-            )
-            for run in runs
-            for slot in run.slots
-        ]
-        total_bytes = sum(e.num_elements * e.element_bytes * e.num_copies for e in extents)
-        chunk_bytes = default_chunk_bytes(total_bytes) if chunk_bytes is None else chunk_bytes
-        chunks = cut_chunks(extents, chunk_bytes=chunk_bytes)
+        extents = extents_of(runs)
+        if placement is None or paging is None:
+            chunks, shape = cut_chunks(extents, chunk_bytes=chunk_bytes), None
+        else:
+            chunks = _placed_chunks(placement, runs, extents, paging)
+            shape = _shape(chunks, runs, frozen, paging)
         if len(chunks) > CHUNK_MAX + 1:
             raise ValueError(
                 f"chunk_bytes={chunk_bytes} makes {len(chunks)} chunks, at most {CHUNK_MAX + 1} fit a word"
             )
         buckets = _buckets(slots, bucket_bytes_first, bucket_bytes)
         launch_order = sorted(range(len(buckets)), key=lambda i: -min(slot.registration for slot in buckets[i].slots))
-        return cls(slots, frozen, runs, chunks, buckets, tuple(launch_order), adapter.optimizer_name)
+        return cls(
+            slots,
+            frozen,
+            runs,
+            chunks,
+            buckets,
+            tuple(launch_order),
+            adapter.optimizer_name,
+            paging=paging,
+            shape=shape,
+        )
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Of the start of runs and of each copy in the undo buffer: a page, where pages are protected."""
+        return ALIGNMENT_BYTES if self.paging is None else self.paging.page_bytes
 
     @property
     def undo_bytes(self) -> int:
@@ -137,14 +160,28 @@ class StateLayout:
 
     def region_specs(self) -> list[RegionSpec]:
         """Return everything that must be allocated, in one call: neighbours of an arena lie back to back."""
-        specs = [_spec(slot, "parameter", Kind.PROTECTED, "frozen") for slot in self.frozen if slot.num_elements]
         inside = [slot for run in self.runs for slot in run.slots]
-        specs += [_spec(slot, "parameter", Kind.PROTECTED) for slot in inside]
+        alignment = {slot.index: self.alignment_bytes if slot.opens_page else ALIGNMENT_BYTES for slot in inside}
+        specs = [
+            _spec(slot, "parameter", Kind.PROTECTED, ALIGNMENT_BYTES, "frozen")
+            for slot in self.frozen
+            if slot.num_elements
+        ]
+        specs += [_spec(slot, "parameter", Kind.PROTECTED, alignment[slot.index]) for slot in inside]
         for moment in dict.fromkeys(name for run in self.runs for name in run.moments):
-            specs += [_spec(slot, moment, Kind.PROTECTED) for slot in inside if moment in slot.moments]
-        specs += [_spec(slot, "gradient", Kind.RETAINED) for slot in inside]
+            specs += [
+                _spec(slot, moment, Kind.PROTECTED, alignment[slot.index]) for slot in inside if moment in slot.moments
+            ]
+        specs += [_spec(slot, "gradient", Kind.RETAINED, alignment[slot.index]) for slot in inside]
+        if self.paging is not None:
+            # Nothing but the end of each arena, so that its last page is whole.
+            ends = {spec.arena: spec.kind for spec in specs}
+            specs += [
+                RegionSpec(f"end/{arena}", 0, kind, arena=arena, alignment_bytes=self.paging.page_bytes)
+                for arena, kind in ends.items()
+            ]
         if self.undo_bytes:
-            specs.append(RegionSpec(UNDO_REGION, self.undo_bytes, Kind.RETAINED, alignment_bytes=ALIGNMENT_BYTES))
+            specs.append(RegionSpec(UNDO_REGION, self.undo_bytes, Kind.RETAINED, alignment_bytes=self.alignment_bytes))
         return specs
 
     def signature(self) -> str:
@@ -157,6 +194,7 @@ class StateLayout:
                 "chunks": [[[span.run, span.start, span.stop] for span in chunk.spans] for chunk in self.chunks],
                 "cuttable": [run.cuttable for run in self.runs],
                 "buckets": [[slot.index for slot in bucket.slots] for bucket in self.buckets],
+                "protection": None if self.paging is None else asdict(self.paging),
             },
             separators=(",", ":"),
         )
@@ -186,58 +224,32 @@ class StateLayout:
         raise LayoutMismatchError(f"the {part} of the training state differ from those made when training began")
 
 
-def _slots_and_runs(
-    trained: Sequence[Parameter],
-    names: dict[int, str],
-    group_of: dict[int, int],
-    registration: dict[int, int],
-    optimizer: Optimizer,
-    adapter: OptimizerAdapter,
-) -> tuple[tuple[TensorSlot, ...], tuple[Run, ...]]:
-    slots: list[TensorSlot] = []
-    runs: list[Run] = []
-    members: dict[tuple[torch.dtype, int], list[Parameter]] = {}
-    for parameter in trained:
-        members.setdefault((parameter.dtype, group_of[id(parameter)]), []).append(parameter)
-    for (dtype, group_index), inside in members.items():
-        group = optimizer.param_groups[group_index]
-        moments = adapter.moment_names(group)
-        starts = offsets(p.numel() * dtype.itemsize for p in inside)
-        made = [
-            _slot(
-                len(slots) + place,
-                names[id(p)],
-                p,
-                group_index,
-                registration[id(p)],
-                run=len(runs) if p.numel() else -1,
-                offset_elements=starts[place] // dtype.itemsize,
-                moments=moments,
-            )
-            for place, p in enumerate(inside)
-        ]
-        slots += made
-        filled = tuple(slot for slot in made if slot.num_elements)
-        if filled:
-            cuttable = is_cuttable(adapter, group_index, group, dtype, inside[0].device)
-            runs.append(Run(len(runs), dtype, group_index, filled, moments, cuttable))
-    return tuple(slots), tuple(runs)
+def _placed_chunks(
+    placement: Placement, runs: Sequence[Run], extents: Sequence[Extent], paging: Paging
+) -> tuple[Chunk, ...]:
+    by_slot = {extent.slot: extent for extent in extents}
+    return tuple(
+        chunk_of(
+            index,
+            [Segment(runs[piece.run].slots[piece.tensor].index, piece.start, piece.stop) for piece in pieces],
+            by_slot,
+            alignment_bytes=paging.page_bytes,
+        )
+        for index, pieces in enumerate(placement.chunks)
+    )
 
 
-def _slot(
-    index: int,
-    name: str,
-    parameter: Parameter,
-    group: int,
-    registration: int,
-    *,
-    run: int = -1,
-    offset_elements: int = 0,
-    moments: tuple[str, ...] = (),
-) -> TensorSlot:
-    shape, strides = tuple(parameter.shape), tuple(parameter.stride())
-    return TensorSlot(
-        index, name, parameter, group, parameter.dtype, shape, strides, registration, run, offset_elements, moments
+def _shape(chunks: Sequence[Chunk], runs: Sequence[Run], frozen: Sequence[TensorSlot], paging: Paging) -> Shape:
+    arenas: dict[torch.dtype, int] = {}
+    for slot in frozen:
+        if slot.num_elements:
+            arenas[slot.dtype] = align_up(arenas.get(slot.dtype, 0)) + slot.size_bytes
+    return shape_of(
+        chunks,
+        [len(run.tensors) for run in runs],
+        [run.dtype.itemsize for run in runs],
+        sum(pages_of(size, paging) for size in arenas.values()),
+        paging,
     )
 
 
@@ -251,10 +263,10 @@ def _buckets(slots: Sequence[TensorSlot], first_bytes: int, bytes_each: int) -> 
     return tuple(buckets)
 
 
-def _spec(slot: TensorSlot, what: str, kind: Kind, arena: str = "") -> RegionSpec:
+def _spec(slot: TensorSlot, what: str, kind: Kind, alignment_bytes: int, arena: str = "") -> RegionSpec:
     dtype = str(slot.dtype).removeprefix("torch.")
     return RegionSpec(
-        slot.region_name(what), slot.size_bytes, kind, arena=f"{arena or what}/{dtype}", alignment_bytes=ALIGNMENT_BYTES
+        slot.region_name(what), slot.size_bytes, kind, arena=f"{arena or what}/{dtype}", alignment_bytes=alignment_bytes
     )
 
 

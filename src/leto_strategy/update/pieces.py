@@ -2,7 +2,8 @@
 
 A cuttable span is updated as one flat range where all its parameters are updated alike, else tensor by tensor; both
 give the same bits. Tensors that may not be cut are passed whole, with their own strides. A chunk is written in at least
-two calls where it can be, so that its torn middle is a place that tests can reach.
+two calls where it can be, so that its torn middle is a place that tests can reach. Where pages are protected, whole
+pages are copied: undo page k then holds the chunk's k-th page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,11 +63,14 @@ class ChunkPieces:
         offset_bytes = 0
         for span in chunk.spans:
             for name in layout.runs[span.run].tensors:
-                data = self._range(span, name, span.start, span.stop)
+                if layout.paging is None:
+                    data = self._range(span, name, span.start, span.stop)
+                else:
+                    data = state.pages(layout.runs[span.run], name, span)
                 size_bytes = data.numel() * data.element_size()
                 self.data.append(data)
                 self.saved.append(undo[offset_bytes : offset_bytes + size_bytes].view(data.dtype))
-                offset_bytes += align_up(size_bytes)
+                offset_bytes += align_up(size_bytes, layout.alignment_bytes)
         assert offset_bytes == chunk.undo_bytes, f"chunk {chunk.index}: {offset_bytes} bytes of undo, not planned"
         self._merged = [self._merge(span) for span in chunk.spans]
 

@@ -4,8 +4,10 @@ Checkpoints, callbacks and `state_dict()` read `optimizer.state`; with the entri
 would have left there. Step counts are kept by the caller, in records; this module turns them into torch's tensors.
 """
 
-from collections.abc import Sequence
-from operator import is_
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import is_, methodcaller
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from leto_strategy.update.layout import StateLayout
 from leto_strategy.update.optimizers import OptimizerAdapter
 from leto_strategy.update.slots import TensorSlot
 from leto_strategy.update.state import RetainedState
+from leto_strategy.update.versions import SharedVersion
 
 PackedSteps = float | list[float]
 """Step counts as records hold them: one number where all parameters have the same."""
@@ -23,7 +26,7 @@ PackedSteps = float | list[float]
 
 def pack_steps(steps: Sequence[float]) -> PackedSteps:
     """Return step counts in the short form; see `unpack_steps`."""
-    return steps[0] if steps and all(step == steps[0] for step in steps) else list(steps)
+    return steps[0] if steps and steps.count(steps[0]) == len(steps) else list(steps)
 
 
 def unpack_steps(packed: PackedSteps, num_slots: int) -> list[float]:
@@ -52,8 +55,18 @@ class StatePublisher:
         self._layout = layout
         self._state = state
         self._adapter = adapter
+        self._made: dict[int, dict[str, Tensor]] = {}  # entries by slot, not installed yet
         self._kept: dict[int, tuple[Tensor, ...]] = {}  # what was installed, by slot, in the order of the entry
-        self._versions: dict[int, list[int]] = {}  # version counters of these tensors
+        # The same as it lies in `optimizer.state`, to be compared in one go.
+        self._parameters: list[Tensor] = []
+        self._lengths: list[int] = []
+        self._tensors: list[Tensor] = []
+        self._version = SharedVersion()  # of all installed tensors
+        self._number = self._version.number
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Make ahead of time what `publish_state` will install; nothing of the optimizer changes."""
+        self._made = {slot.index: self._make(optimizer, slot, 0.0) for slot in self._layout.slots}
 
     def initial_steps(self) -> list[float]:
         """Return the step counts before the first update."""
@@ -85,7 +98,7 @@ class StatePublisher:
         fresh.sort(key=lambda slot: (-steps[slot.index], place[id(slot.parameter)]))
         for slot in fresh:
             self._install(optimizer, slot, steps[slot.index])
-        self._note_versions()
+        self._number = self._version.number
 
     def adopt_state(self, optimizer: Optimizer) -> list[float]:
         """Copy the state that a checkpoint loaded into `optimizer` to retained memory, and install that instead.
@@ -108,22 +121,35 @@ class StatePublisher:
                 steps[slot.index] = self._copy_in(slot, dict(optimizer.state.get(slot.parameter, {})))
         for slot in self._layout.slots:
             optimizer.state.pop(slot.parameter, None)
-        self._kept.clear()
+        for noted in (self._made, self._kept, self._parameters, self._lengths, self._tensors):
+            noted.clear()
         loaded = {id(slot.parameter): slot for slot in self._layout.slots if steps[slot.index]}
         for identity in order:
             if identity in loaded:
                 self._install(optimizer, loaded[identity], steps[loaded[identity].index])
-        self._note_versions()
+        self._number = self._version.number
         return steps
 
     def _install(self, optimizer: Optimizer, slot: TensorSlot, step: float) -> None:
-        group = optimizer.param_groups[slot.group]
-        entry: dict[str, Tensor] = {}
-        if self._adapter.keeps_step:
-            entry["step"] = self._adapter.step_tensor(group, step, slot.parameter.device)
-        entry |= self._state.moments(slot)
+        entry = self._made.pop(slot.index, None)
+        if entry is None:
+            entry = self._make(optimizer, slot, step)
+        elif self._adapter.keeps_step:
+            entry["step"].fill_(step)
         optimizer.state[slot.parameter] = entry
         self._kept[slot.index] = tuple(entry.values())
+        self._parameters.append(slot.parameter)
+        self._lengths.append(len(entry))
+        self._tensors += entry.values()
+
+    def _make(self, optimizer: Optimizer, slot: TensorSlot, step: float) -> dict[str, Tensor]:
+        """An entry of `optimizer.state`."""
+        entry: dict[str, Tensor] = {}
+        if self._adapter.keeps_step:
+            group = optimizer.param_groups[slot.group]
+            entry["step"] = self._adapter.step_tensor(group, step, slot.parameter.device)
+        entry |= self._state.moments(slot)
+        return {name: self._version.alias(tensor) for name, tensor in entry.items()}
 
     def _copy_in(self, slot: TensorSlot, entry: dict[str, Tensor]) -> float:
         moments = self._state.moments(slot)
@@ -154,33 +180,36 @@ class StatePublisher:
                     f"{slot.shape}"
                 )
 
-    def _note_versions(self) -> None:
-        """An update may have written the installed tensors themselves: small ones are not cut."""
-        self._versions = {index: [tensor._version for tensor in kept] for index, kept in self._kept.items()}
-
     def require_unchanged(self, optimizer: Optimizer) -> None:
         """Raise if something has replaced or written an entry of `optimizer.state` since it was published.
 
         Raises:
-            StateChangedError: Names the first such parameter.
+            StateChangedError: Says which; the first parameter is named whose entry was replaced.
         """
         self._require_same(optimizer)
-        for slot in self._layout.slots:
-            kept = self._kept.get(slot.index, ())
-            if kept and [tensor._version for tensor in kept] != self._versions[slot.index]:
-                raise StateChangedError(_changed(slot.name, "written"))
+        if self._version.number != self._number:
+            raise StateChangedError(_changed("optimizer.state", "written"))
 
     def _require_same(self, optimizer: Optimizer) -> None:
+        if self._is_as_installed(optimizer.state):
+            return
         for slot in self._layout.slots:
             current = optimizer.state.get(slot.parameter, {})
             kept = self._kept.get(slot.index, ())
             if len(current) != len(kept) or not all(map(is_, current.values(), kept)):
-                raise StateChangedError(_changed(slot.name, "replaced"))
+                raise StateChangedError(_changed(f"optimizer.state of {slot.name}", "replaced"))
+
+    def _is_as_installed(self, state: Mapping[Tensor, Mapping[str, Any]]) -> bool:
+        """Whether all entries are what was installed, in that order: a look without hashing a parameter."""
+        entries = list(state.values())
+        if list(map(len, entries)) != self._lengths or not all(map(is_, state, self._parameters)):
+            return False
+        return all(map(is_, chain.from_iterable(map(methodcaller("values"), entries)), self._tensors))
 
 
-def _changed(name: str, how: str) -> str:
+def _changed(what: str, how: str) -> str:
     return (
-        f"optimizer.state of {name} was {how} outside the optimizer step, which the transactional updater can't keep"
+        f"{what} was {how} outside the optimizer step, which the transactional updater can't keep"
         " exact. Use LetoStrategy(updater='sync_snapshot'), or load a state through a checkpoint."
     )
 

@@ -23,6 +23,7 @@ class TensorSlot:
         run: Index into `StateLayout.runs`; -1 where frozen or without elements.
         offset_elements: Start within its run.
         moments: Names of the optimizer's tensors, in torch's order.
+        opens_page: Its parameter, moments and gradient start at a page, where pages are protected.
     """
 
     index: int
@@ -36,6 +37,7 @@ class TensorSlot:
     run: int
     offset_elements: int
     moments: tuple[str, ...]
+    opens_page: bool = False
 
     @property
     def trained(self) -> bool:

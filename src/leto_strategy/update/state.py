@@ -2,14 +2,15 @@
 
 Every tensor here is an alias with a storage of its own over exactly its bytes: `torch.save` writes no more than these,
 and a write through it never moves the version counter of the user's parameter. This module never writes a byte except
-in `copy_parameters_in`, so that a shadow may build it over read-only mappings. Paper, sections 4 and 5.2.
+in `initialise`, so that a shadow may build it over read-only mappings. Paper, sections 4 and 5.2.
 """
 
 import torch
 from torch import Tensor
 
-from leto_strategy.geometry import align_up
+from leto_strategy.geometry import Span, align_up
 from leto_strategy.memory.backend import Region
+from leto_strategy.memory.dlpack import bytes_at
 from leto_strategy.memory.pool import ResilientMemoryPool
 from leto_strategy.memory.tensors import flat_tensor, tensor_from_pool
 from leto_strategy.update.layout import UNDO_REGION, StateLayout
@@ -21,7 +22,7 @@ class RetainedState:
 
     Args:
         layout: The plan; must be the one that allocated the regions (`StateLayout.require_signature`).
-        pool: Connected pool; read-only is enough for everything but `copy_parameters_in` and updates.
+        pool: Connected pool; read-only is enough for everything but `initialise` and updates.
 
     Raises:
         PoolError: the pool has regions of these names with other sizes or kinds, or no memory.
@@ -69,6 +70,22 @@ class RetainedState:
         """Return "parameter", "gradient" or a moment of a whole run as one flat tensor, alignment gaps included."""
         return self._flat(what, run.slots[0], run.slots[-1])
 
+    def pages(self, run: Run, what: str, span: Span) -> Tensor:
+        """Return the whole pages of a span, which starts at a page, as bytes."""
+        assert self.layout.paging is not None, "pages are not protected"
+        begin = span.start * run.dtype.itemsize
+        size_bytes = align_up(span.num_elements * run.dtype.itemsize, self.layout.paging.page_bytes)
+        assert begin % self.layout.paging.page_bytes == 0, f"a span of run {run.index} starts at byte {begin}"
+        return bytes_at(self.run_address(run, what) + begin, size_bytes, self._pool.device)
+
+    def run_address(self, run: Run, what: str) -> int:
+        """Return where "parameter", "gradient" or a moment of a run starts."""
+        return self._pool.address(self._regions[run.slots[0].region_name(what)])
+
+    def arena(self, name: str) -> Region:
+        """Return the region, without bytes, at the end of a page-wise arena such as "frozen/float32"."""
+        return self._regions[f"end/{name}"]
+
     def undo(self) -> Tensor:
         """Return the undo buffer as bytes."""
         if UNDO_REGION not in self._regions:
@@ -76,9 +93,16 @@ class RetainedState:
         region = self._regions[UNDO_REGION]
         return tensor_from_pool(self._pool, region, dtype=torch.uint8, shape=(region.spec.size_bytes,))
 
-    def copy_parameters_in(self) -> None:
-        """Copy the values of the user's parameters into retained memory: once, before training, outside any update."""
+    def initialise(self) -> None:
+        """Copy the values of the user's parameters into retained memory: once, before training, outside any update.
+
+        A GPU's driver does not promise that new memory is zero, which gaps between tensors must be.
+        """
         with torch.no_grad():
+            if self._pool.on_device:
+                for run in self.layout.runs:
+                    for what in (*run.tensors, "gradient"):
+                        self.run(run, what).zero_()
             for slot in (*self.layout.slots, *self.layout.frozen):
                 self.parameter(slot).copy_(slot.parameter.detach())
 

@@ -9,25 +9,19 @@ content is whole in U; from COMMIT(j) on it is whole and new. Gradients are only
 content gives the same bits. Step counts live in records, outside protected memory (T1). Paper, section 5.2.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from leto_strategy.progress import Marker, Phase, ProgressPage
+from leto_strategy.faults import Reach, reach_nothing
+from leto_strategy.progress import Marker, Phase
 from leto_strategy.update.layout import StateLayout
 from leto_strategy.update.optimizers import OptimizerAdapter
-from leto_strategy.update.pieces import pieces_of
+from leto_strategy.update.pieces import ChunkPieces
 from leto_strategy.update.protection import NoProtection, Protection
-from leto_strategy.update.state import RetainedState
-
-Reach = Callable[[str, int, int], None]
-"""Called as reach(point, step, chunk) at every place where a failure leaves memory in another state."""
-
-
-def _reach_nothing(point: str, step: int, chunk: int) -> None:
-    pass
+from leto_strategy.update.words import Words
 
 
 class ResumableModelUpdater:
@@ -35,8 +29,8 @@ class ResumableModelUpdater:
 
     Args:
         layout: The plan of the state.
-        state: Its tensors, writable from the first `run` on.
-        page: The rank's progress words.
+        chunks: The pieces of each chunk (`pieces_of`), writable from the first `run` on.
+        words: The rank's words.
         adapter: The optimizer's.
         reach: Crash points: chunk_before_undo, chunk_undo_copied, chunk_undo_marked, chunk_updating (between two writes
             of one chunk), chunk_updated, chunk_committed, update_done.
@@ -46,23 +40,22 @@ class ResumableModelUpdater:
     def __init__(
         self,
         layout: StateLayout,
-        state: RetainedState,
-        page: ProgressPage,
+        chunks: Sequence[ChunkPieces],
+        words: Words,
         adapter: OptimizerAdapter,
         *,
-        reach: Reach = _reach_nothing,
+        reach: Reach = reach_nothing,
         protection: Protection | None = None,
     ) -> None:
         self._layout = layout
-        self._page = page
+        self._words = words
         self._adapter = adapter
         self._reach = reach
         self._protection = protection or NoProtection()
         self._groups = list(self._protection.groups(layout))
         covered = [chunk for group in self._groups for chunk in group]
         assert covered == list(range(len(layout.chunks))), f"protection groups cover chunks {covered}"
-        self._chunks = pieces_of(layout, state)
-        self._devices = {slot.parameter.device for slot in layout.slots if slot.parameter.device.type == "cuda"}
+        self._chunks = chunks
 
     def run(
         self,
@@ -76,7 +69,7 @@ class ResumableModelUpdater:
     ) -> list[float]:
         """Update all chunks with the retained gradients, or those that are left, and publish DONE(step).
 
-        The arguments of an interrupted update must be given again when it is resumed.
+        The arguments of an interrupted update must be given again when it is resumed, after `Protection.recover`.
 
         Args:
             step: Transaction number.
@@ -95,11 +88,11 @@ class ResumableModelUpdater:
         update = _Update(step, groups, steps_before, touched, self._mixed(steps_before, touched), timeline)
         self._check(update, resume)
         if resume is not None:
-            self._page.publish(resume)  # T9: both copies are rewritten before anything else
+            self._words.publish(resume)  # T9: both copies are rewritten before anything else
         if resume is None or resume.phase is not Phase.DONE:
             with torch.no_grad():
                 self._run_chunks(update, resume)
-            self._mark(Marker(step, Phase.DONE, timeline=timeline))
+            self._words.publish(Marker(step, Phase.DONE, timeline=timeline))
             self._reach("update_done", step, max(0, len(self._chunks) - 1))
         return [
             self._adapter.next_step(groups[slot.group], before) if was_touched else before
@@ -109,10 +102,9 @@ class ResumableModelUpdater:
     def _run_chunks(self, update: "_Update", resume: Marker | None) -> None:
         step, timeline = update.step, update.timeline
         saved, committed = _position(resume)
+        self._protection.begin(step, timeline)
         for index, members in enumerate(self._groups):
-            if resume is not None and members.start <= max(saved, committed):
-                self._protection.reopen(index)
-            else:
+            if members and members.start > max(saved, committed):
                 self._protection.load(index)
             for chunk in members:
                 if chunk <= committed:
@@ -124,15 +116,15 @@ class ResumableModelUpdater:
                     self._reach("chunk_before_undo", step, chunk)
                     pieces.save()
                     self._reach("chunk_undo_copied", step, chunk)
-                    self._mark(Marker(step, Phase.UNDO, chunk, timeline))
+                    self._words.publish(Marker(step, Phase.UNDO, chunk, timeline))
                 self._reach("chunk_undo_marked", step, chunk)
                 self._update_chunk(update, chunk)
                 self._reach("chunk_updated", step, chunk)
-                self._protection.delta(index, chunk, pieces.saved, pieces.data)
-                self._protection.commit(index, chunk)
-                self._mark(Marker(step, Phase.COMMIT, chunk, timeline))
+                self._protection.delta(index, chunk)
+                self._words.publish(Marker(step, Phase.COMMIT, chunk, timeline))
                 self._reach("chunk_committed", step, chunk)
-            self._protection.drain(index)
+                self._protection.committed(index, chunk)
+        self._protection.finish()
 
     def _update_chunk(self, update: "_Update", chunk: int) -> None:
         for index, write in enumerate(self._chunks[chunk].writes(update.steps, update.touched)):
@@ -156,21 +148,13 @@ class ResumableModelUpdater:
         later = {(slot.group, slot.dtype) for slot in self._layout.slots if touched[slot.index] and steps[slot.index]}
         return first & later
 
-    def _mark(self, marker: Marker) -> None:
-        # On the CPU an operation has ended when its call returns, its worker threads joined, so the word is stored
-        # after every byte it speaks of. On a GPU the stream must be waited for; words written by the stream itself
-        # replace this wait.
-        for device in self._devices:
-            torch.cuda.current_stream(device).synchronize()
-        self._page.publish(marker)
-
     def _check(self, update: "_Update", resume: Marker | None) -> None:
         num_slots, num_chunks = len(self._layout.slots), len(self._chunks)
         given = len(update.steps), len(update.touched)
         assert given == (num_slots, num_slots), f"{given} step counts and flags for {num_slots} slots"
         if resume is not None:
             assert (resume.step, resume.timeline) == (update.step, update.timeline), f"{resume} for step {update.step}"
-            assert self._page.marker == resume, f"the page says {self._page.marker}, the caller {resume}"
+            assert self._words.newest == resume, f"the word is {self._words.newest}, the caller says {resume}"
             assert resume.chunk < max(1, num_chunks), f"{resume} of {num_chunks} chunks"
         for run in self._layout.runs:
             needed = self._adapter.moment_names(update.groups[run.group])

@@ -189,3 +189,14 @@ def test_the_file_limit_is_raised_or_the_error_says_how() -> None:
 
     assert subprocess.run([sys.executable, "-c", LIMITED], preexec_fn=limit, timeout=30).returncode == 0
     assert issubclass(ResourceError, OSError)
+
+
+def test_a_process_that_exits_is_seen_until_it_is_reaped() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    assert not system.is_exiting(process.pid)
+    process.kill()
+    deadline = time.monotonic() + 5
+    while not system.is_exiting(process.pid):
+        assert time.monotonic() < deadline
+    process.wait()
+    assert not system.is_exiting(process.pid)

@@ -120,6 +120,16 @@ class LetoConfig:
             "sync_snapshot" (any optimizers: a copy of the whole state after every step), or "auto": the first where it
             is exact, else the second, with one line said.
         chunk_bytes: Bytes of state per chunk of the update transaction; None: 4 to 32 chunks a rank.
+        protection: Whether lost memory pages of parameters and optimizer state are rebuilt from parity: "off" or "on".
+            Needs the transactional updater; not available on a GPU yet.
+        page_kib: Size in KiB of a page, the unit of loss: a power of two from 4 to 2048.
+        protection_pages: Data pages of a protection group at most.
+        parity_pages: Parity pages of a group in host memory, 1 to 64: so many lost pages of a group can be rebuilt.
+        parity_pages_second: Parity pages over those, 1 to 64: so many lost ones of them cost nothing.
+        handle_mib: On a GPU, the size in MiB of one piece of protected memory, a multiple of 2: what is lost at once
+            when a page goes bad. Smaller pieces take longer to attach, and to give back at each failure.
+        warm_up: On a GPU, let shadows run the kernels of the first step once, with shapes of that step and made-up
+            values, so that they are loaded when a shadow takes over. Nothing of your code runs for it.
         bucket_cap_mb: Size of a gradient bucket in MiB, as in DistributedDataParallel.
         find_unused_parameters: As in DistributedDataParallel: parameters that take no part in a step are skipped.
         faults: Planned faults for tests and drills, see `leto_strategy.faults`.
@@ -133,6 +143,13 @@ class LetoConfig:
     zygote: str = "auto"
     updater: str = "auto"
     chunk_bytes: int | None = None
+    protection: str = "off"
+    page_kib: int = 2048
+    protection_pages: int = 1024
+    parity_pages: int = 16
+    parity_pages_second: int = 1
+    handle_mib: int = 32
+    warm_up: bool = True
     bucket_cap_mb: float = 25.0
     find_unused_parameters: bool = False
     faults: tuple[dict[str, Any], ...] = field(default=())
@@ -149,12 +166,45 @@ class LetoConfig:
             raise ConfigurationError(
                 f"LetoStrategy(updater={self.updater!r}): use 'auto', 'transactional' or 'sync_snapshot'"
             )
-        for name in ("hang_timeout", "max_restarts", "reap_timeout", "stop_grace", "chunk_bytes", "bucket_cap_mb"):
+        self._check_protection()
+        if not isinstance(self.warm_up, bool):
+            raise ConfigurationError(f"LetoStrategy(warm_up={self.warm_up!r}): use True or False")
+        if isinstance(self.handle_mib, bool) or not isinstance(self.handle_mib, int) or self.handle_mib % 2:
+            raise ConfigurationError(f"LetoStrategy(handle_mib={self.handle_mib!r}): use a multiple of 2")
+        for name in (
+            "handle_mib",
+            "hang_timeout",
+            "max_restarts",
+            "reap_timeout",
+            "stop_grace",
+            "chunk_bytes",
+            "bucket_cap_mb",
+        ):
             value = getattr(self, name)
             if value is None and name in ("hang_timeout", "chunk_bytes"):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
                 raise ConfigurationError(f"LetoStrategy({name}={value!r}): use a number greater than 0")
+
+    def _check_protection(self) -> None:
+        bare: object = self.protection
+        if isinstance(bare, bool):  # what YAML and Hydra make of a bare `on`
+            object.__setattr__(self, "protection", "on" if bare else "off")
+        if self.protection not in ("on", "off"):
+            raise ConfigurationError(f"LetoStrategy(protection={self.protection!r}): use 'on' or 'off'")
+        if self.protection == "on" and self.updater == "sync_snapshot":
+            raise ConfigurationError(
+                "LetoStrategy(protection='on', updater='sync_snapshot'): only the transactional updater is protected; "
+                "leave one of them out"
+            )
+        kib: object = self.page_kib
+        if isinstance(kib, bool) or not isinstance(kib, int) or not 4 <= kib <= 2048 or kib & (kib - 1):
+            raise ConfigurationError(f"LetoStrategy(page_kib={kib!r}): use a power of two from 4 to 2048")
+        limits = {"protection_pages": 1 << 20, "parity_pages": 64, "parity_pages_second": 64}
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+                raise ConfigurationError(f"LetoStrategy({name}={value!r}): use a whole number from 1 to {limit}")
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

@@ -47,3 +47,17 @@ class UnrecoverableError(LetoError, RuntimeError):
 
 class StateChangedError(LetoError, RuntimeError):
     """Training state was changed outside the optimizer step, where a failure could apply the change twice."""
+
+
+class PagesLostError(LetoError, RuntimeError):
+    """Pages are lost that nothing can rebuild; the message says which. Nothing was written."""
+
+
+class TooManyErasures(LetoError):
+    """More pages of one protection group are lost than its parity can rebuild; nothing was written."""
+
+    def __init__(self, num_lost: int, num_parity: int) -> None:
+        super().__init__(
+            f"{num_lost} pages of a protection group are lost, its {num_parity} parity pages can't rebuild so many"
+        )
+        self.num_lost, self.num_parity = num_lost, num_parity

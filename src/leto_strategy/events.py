@@ -20,9 +20,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "promoted": ("generation", "pids", "mode", "step", "reason"),
     "entered": ("generation", "step"),
     "trainer_failed": ("rank", "pid", "generation", "step", "cause", "origin", "text", "report"),
+    "devices": ("names", "driver", "pids_comparable", "text"),
     "fenced": ("generation", "num_processes", "milliseconds"),
     "recovered": ("number", "cause", "rank", "step", "level", "mode", "generation", "phases_ms", "total_ms")
-    + ("steps_repeated", "completed"),
+    + ("steps_repeated", "completed", "pages", "health"),
     "shadow_failed": ("rank", "pid", "generation", "cause", "text", "log", "num_failures"),
     "shadows_off": ("text",),
     "manager_failed": ("rank", "pid", "cause"),

@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from leto_strategy.errors import ResourceError
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
 _RESOURCE_TRACKER = re.compile(rb"from multiprocessing\.resource_tracker import main;\s*main\(\d+\)")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -101,6 +103,19 @@ def process_stat(pid: int) -> ProcessStat | None:
         num_threads=int(fields[17]),
         start_time=int(fields[19]),
     )
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the main thread of a process has begun to exit, long before the process can be reaped.
+
+    Giving back a GPU's memory takes a tenth of a second and more. False where there is no such process.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    return bool(int(text[text.rindex(b")") + 2 :].split()[6]) & _PF_EXITING)
 
 
 def all_processes() -> Iterator[ProcessStat]:
@@ -275,6 +290,13 @@ def raise_file_limit(minimum: int) -> int:
             f"`ulimit -Hn {minimum}` (as root, or `nofile` in /etc/security/limits.conf) and check with `ulimit -n`",
         ) from None
     return minimum
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard limit: memory of a GPU may come in thousands of descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # "unlimited" where the kernel has a lower maximum
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _prctl(option: int, value: int) -> None:

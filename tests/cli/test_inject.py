@@ -38,6 +38,20 @@ OK = {"ok": True}
             {"rank": 0, "fault": "kill", "at_step": None, "point": None, "role": "manager"},
             "kill the manager of rank 0, now",
         ),
+        (
+            ["--rank", "1", "--fault", "page-loss", "--pages", "16"],
+            {"rank": 1, "fault": "page-loss", "at_step": None, "point": "forward", "role": "active"}
+            | {"pages": 16, "group": None},
+            "page-loss the active trainer of rank 1, which loses 16 data page(s) of each protection group, at "
+            "'forward', the next time it is reached",
+        ),
+        (
+            ["--rank", "0", "--fault", "host-page-loss", "--group", "2", "--point", "parity_first", "--at-step", "3"],
+            {"rank": 0, "fault": "host-page-loss", "at_step": 3, "point": "parity_first", "role": "active"}
+            | {"pages": None, "group": 2},
+            "host-page-loss the active trainer of rank 0, which loses 1 host parity page(s) of protection group 2, at "
+            "'parity_first' of step 3",
+        ),
     ],
 )
 def test_a_request_is_sent_and_said(
@@ -77,6 +91,10 @@ def test_several_jobs_need_a_name(stand_in: Any, job_name: str, capsys: pytest.C
         (["--rank", "0", "--fault", "kill", "--role", "shadow", "--at-step", "3"], "no --at-step"),
         (["--rank", "-1", "--fault", "kill"], "ranks count from 0"),
         (["--rank", "0", "--fault", "kill", "--at-step", "-3"], "steps count from 0"),
+        (["--rank", "0", "--fault", "kill", "--pages", "3"], "--pages and --group belong to --fault page-loss"),
+        (["--rank", "0", "--fault", "page-loss", "--pages", "0"], "--pages 0: at least 1"),
+        (["--rank", "0", "--fault", "page-loss", "--group", "-1"], "groups count from 0"),
+        (["--rank", "0", "--fault", "page-loss", "--role", "shadow"], "only --fault kill or stop"),
     ],
 )
 def test_wrong_values_name_the_remedy(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

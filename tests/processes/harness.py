@@ -36,10 +36,22 @@ class Job:
     """One job with stand-in trainers; a context manager that leaves nothing behind."""
 
     def __init__(
-        self, root: Path, *, world=2, steps=20, step_seconds=0.005, faults=(), hold=None, argv=None, timings=(), **spec
+        self,
+        root: Path,
+        *,
+        world=2,
+        steps=20,
+        step_seconds=0.005,
+        faults=(),
+        hold=None,
+        argv=None,
+        timings=(),
+        supervisor=("-I", "-m", "leto_strategy.processes.supervisor"),
+        **spec,
     ):
         self.root, self.world, self.steps = root, world, steps
         self.trace_path = root / "trace.jsonl"
+        self.command = [sys.executable, *supervisor]
         plan = {"steps": steps, "step_seconds": step_seconds, "faults": list(faults), "trace": str(self.trace_path)}
         plan["hold"] = hold
         values = {
@@ -63,10 +75,8 @@ class Job:
         ours, theirs = socket.socketpair()
         self.result_fd = os.memfd_create("result", os.MFD_CLOEXEC)
         with theirs:
-            command = [sys.executable, "-I", "-m", "leto_strategy.processes.supervisor", "--control-fd"]
-            self.supervisor = subprocess.Popen(
-                [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True
-            )
+            command = [*self.command, "--control-fd", str(theirs.fileno())]
+            self.supervisor = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         self.connection = FrameConnection(ours)
         self.say("launch", **{k: v for k, v in self.spec.to_json().items() if k != "op"}, fds=[self.result_fd])
         return self

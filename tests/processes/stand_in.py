@@ -32,6 +32,10 @@ class PeerLost(Exception):
     """The connection to another rank broke."""
 
 
+class DeviceFailed(Exception):
+    """The GPU refused to go on."""
+
+
 class Hub:
     """All-gather of one number among the ranks, over rank 0."""
 
@@ -162,6 +166,10 @@ class Trainer:
             self.start_children()
         elif do == "communicator":
             raise PeerLost("injected")
+        elif do == "device":
+            raise DeviceFailed("CUDA error: an illegal memory access was encountered")
+        elif do == "abort":
+            os.abort()
         elif do.startswith("print "):
             print(do[6:], flush=True)
         else:
@@ -198,7 +206,8 @@ class Trainer:
     def run(self):
         self.reach("before_ready")
         self.say("ready")
-        order = self.hear()
+        while (order := self.hear())["op"] == "prepare":
+            pass
         assert order["op"] == "promote", order
         self.role = "active"
         self.reach("gate")
@@ -267,6 +276,8 @@ class Trainer:
             self.run()
         except PeerLost as error:
             self.report("communicator", error)
+        except DeviceFailed as error:
+            self.report("device", error)
         except KeyboardInterrupt as error:
             self.report("keyboard_interrupt", error)
         except Exception as error:

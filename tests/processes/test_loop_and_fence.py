@@ -156,7 +156,9 @@ def test_a_fence_lets_the_resource_tracker_unlink_the_semaphores_of_spawned_work
         loop.own(process.pid, lambda status: None)
         paths = [f"/dev/shm/sem.{name.strip('/')}" for name in process.stdout.readline().split()]
         assert all(map(os.path.exists, paths)), paths
-        trackers = [pid for pid in tree(process.pid) if is_resource_tracker(pid)]
+        deadline = time.monotonic() + 5  # it may not be more than forked yet
+        while not (trackers := [pid for pid in tree(process.pid) if is_resource_tracker(pid)]):
+            assert time.monotonic() < deadline
         assert len(trackers) == 1
         assert not is_resource_tracker(process.pid)
         _, calls = make_fence(loop, [process.pid], unknown_too=True)

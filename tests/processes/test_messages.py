@@ -50,6 +50,12 @@ def test_a_launch_survives_json():
         {"world": 0},
         {"world": True},
         {"world": "2"},
+        {"devices": ["cuda:0"]},
+        {"devices": ["cuda:0", "cpu"]},
+        {"devices": ["cuda:0", "cuda"]},
+        {"devices": ["cuda:0", "cuda:01"]},
+        {"devices": ["mps:0", "mps:0"]},
+        {"devices": "cuda:0"},
         {"shadows": 2},
         {"argv": []},
         {"argv": ["python", 3]},
@@ -69,6 +75,15 @@ def test_a_launch_survives_json():
 def test_a_wrong_launch_is_refused(changes):
     with pytest.raises(ProtocolError):
         LaunchSpec.from_json(launch(**changes))
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus"),
+    [((), ()), (("cpu", "cpu"), ()), (("cuda:1", "cuda:0"), (0, 1)), (("cuda:10", "cuda:10"), (10,))],
+)
+def test_a_launch_names_the_device_of_each_rank(devices, gpus):
+    spec = LaunchSpec.from_json(launch(devices=list(devices)))
+    assert (spec.devices, spec.gpus) == (devices, gpus)
 
 
 def test_trainer_messages():

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from leto_strategy.cli import jobs
-from leto_strategy.faults import POINTS
+from leto_strategy.faults import LOSSES, POINTS
 
 ANSWER_TIMEOUT = timedelta(seconds=5)
 FIRST_POINT_OF_A_STEP = "forward"
@@ -18,10 +18,13 @@ class Injection:
 
     Args:
         rank: Rank of the trainer.
-        fault: "kill" (SIGKILL), "hang" (it never goes on) or "stop" (SIGSTOP).
+        fault: "kill" (SIGKILL), "hang" (it never goes on), "stop" (SIGSTOP), "page-loss" or "host-page-loss" (pages
+            are destroyed, then SIGKILL).
         at_step: Step at which it happens; None: the first time the point is reached.
         point: A key of `faults.POINTS`; None: at once, or just before a forward where `at_step` is given or the fault
             is "hang", which only the trainer itself can do.
+        pages: Pages that each protection group loses, of the state, or with "host-page-loss" of parity in host memory.
+        group: The group that loses pages; None: every one.
         role: Which process of the rank: "active", "shadow" or "manager". Only an active trainer passes points.
     """
 
@@ -30,6 +33,8 @@ class Injection:
     at_step: int | None = None
     point: str | None = None
     role: str = "active"
+    pages: int | None = None
+    group: int | None = None
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -41,13 +46,22 @@ class Injection:
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"--point {self.point!r}: {hint}`leto inject --list-points` shows all points")
 
-        if self.role != "active" and (self.fault == "hang" or self.at_step is not None or self.point is not None):
+        if self.fault not in LOSSES and (self.pages is not None or self.group is not None):
+            raise ValueError(f"--pages and --group belong to --fault {' or '.join(LOSSES)}")
+        if self.pages is not None and self.pages < 1:
+            raise ValueError(f"--pages {self.pages}: at least 1")
+        if self.group is not None and self.group < 0:
+            raise ValueError(f"--group {self.group}: protection groups count from 0")
+        by_itself = ("hang", *LOSSES)
+        if self.role != "active" and (self.fault in by_itself or self.at_step is not None or self.point is not None):
             raise ValueError(f"--role {self.role}: only --fault kill or stop, with no --at-step and no --point")
 
     def request(self) -> dict[str, Any]:
         """The message to the supervisor."""
         message = {"op": "inject", **asdict(self)}
-        if self.point is None and (self.at_step is not None or self.fault == "hang"):
+        if self.fault not in LOSSES:
+            del message["pages"], message["group"]
+        if self.point is None and (self.at_step is not None or self.fault in ("hang", *LOSSES)):
             message["point"] = FIRST_POINT_OF_A_STEP
         return message
 
@@ -55,6 +69,10 @@ class Injection:
         """What will happen, for the user."""
         process = f"the {self.role}{' trainer' if self.role != 'manager' else ''} of rank {self.rank}"
         point = self.request()["point"]
+        if self.fault in LOSSES:
+            what = "host parity" if self.fault == "host-page-loss" else "data"
+            where = "each protection group" if self.group is None else f"protection group {self.group}"
+            process = f"{process}, which loses {self.pages or 1} {what} page(s) of {where},"
         if point is None:
             return f"{self.fault} {process}, now"
         when = f" of step {self.at_step}" if self.at_step is not None else ", the next time it is reached"

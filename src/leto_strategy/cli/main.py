@@ -90,7 +90,13 @@ def build_parser() -> argparse.ArgumentParser:
         description="Make a trainer fail, now or at a point of a step. The job recovers: that is what it is for.",
     )
     inject.add_argument("--rank", type=int, metavar="R", help="rank of the process")
-    inject.add_argument("--fault", choices=("kill", "hang", "stop"), help="SIGKILL, an endless wait, or SIGSTOP")
+    inject.add_argument(
+        "--fault",
+        choices=("kill", "hang", "stop", "page-loss", "host-page-loss"),
+        help="SIGKILL, an endless wait, SIGSTOP, or lost pages of protected state, or of its parity, and SIGKILL",
+    )
+    inject.add_argument("--pages", type=int, metavar="N", help="pages that each protection group loses (default: 1)")
+    inject.add_argument("--group", type=int, metavar="G", help="the group that loses pages (default: every one)")
     inject.add_argument("--at-step", type=int, metavar="S", help="step at which it fails (default: the next that fits)")
     inject.add_argument("--point", metavar="P", help="where in the step; --list-points shows all (default: at once)")
     inject.add_argument("--job", metavar="JOB", help="which job; needed only if several run")
@@ -129,6 +135,8 @@ def _dispatch(options: argparse.Namespace, parser: argparse.ArgumentParser) -> i
             inject.Injection(
                 rank=options.rank,
                 fault=options.fault,
+                pages=options.pages,
+                group=options.group,
                 at_step=options.at_step,
                 point=options.point,
                 role=options.role,

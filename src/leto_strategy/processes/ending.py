@@ -189,7 +189,7 @@ class Ender:
         job.managers.stop()
         for generation in generations:
             job.end_generation(
-                generation, unknown_too=True, on_gone=lambda num: self.on_reaped(), on_stuck=lambda pids: self._tell()
+                generation, unknown_too=True, on_gone=lambda num: self.on_reaped(), on_stuck=lambda what: self._tell()
             )
         self._after(job.timings.farewell, lambda: kill_processes(job.loop.known_pids), always=True)
         self._after(job.spec.reap_timeout + job.timings.farewell, self._tell, always=True)

@@ -5,6 +5,8 @@ supervisor adopts every orphan below it, so that all that is left of a dead trai
 direct children: a parent's end hands its children on before it can be reaped itself. Nothing here waits: the fence goes
 from reaped process to reaped process.
 
+On a GPU the driver is asked in addition, when all are reaped, whether it still lists a context of a dead trainer.
+
 One process is not killed but waited for: the resource tracker of `multiprocessing`, which unlinks the named semaphores
 of spawned workers when all who could use them are gone.
 """
@@ -26,6 +28,10 @@ from leto_strategy.system import (
 
 _LOOK_AGAIN_SECONDS = 0.02
 _TRACKER_PATIENCE_SECONDS = 2.0
+_DRIVER_LOOKS_SECONDS = 0.002
+
+AwaitGone = Callable[[frozenset[int], Callable[[frozenset[int]], None]], None]
+"""Looks once which of these pids a driver still lists, and gives them to the callback."""
 
 
 class Fence:
@@ -42,7 +48,8 @@ class Fence:
         others_pending: True while a process of another generation may appear: an orphan, until it is known.
         timeout: Seconds after which what is left can't be killed.
         on_passed: Called once, with the number of processes reaped, when none is left.
-        on_stuck: Called once instead, with the pids that are left.
+        on_stuck: Called once instead, with a phrase that says what is left.
+        await_gone: Asks the GPUs' driver for contexts of the trainers; None where there are none.
     """
 
     def __init__(
@@ -58,7 +65,8 @@ class Fence:
         others_pending: Callable[[], bool],
         timeout: float,
         on_passed: Callable[[int], None],
-        on_stuck: Callable[[list[int]], None],
+        on_stuck: Callable[[str], None],
+        await_gone: AwaitGone | None = None,
     ) -> None:
         self._loop = loop
         self._leaders = set(pids)
@@ -70,6 +78,8 @@ class Fence:
         self._others_pending = others_pending
         self._on_passed = on_passed
         self._on_stuck = on_stuck
+        self._await_gone = await_gone
+        self._listed: frozenset[int] | None = None  # by the driver; None until all are reaped
         self._num_reaped = 0
         self._done = False
         self._impatient = False  # resource trackers are killed, too
@@ -97,7 +107,7 @@ class Fence:
 
     def look(self) -> None:
         """Kill what is there; pass when nothing is."""
-        if self._done:
+        if self._done or self._listed is not None:
             return
         self._again.cancel()
         leaders_left = self._leaders & self._loop.known_pids
@@ -107,14 +117,29 @@ class Fence:
             self._again = self._loop.after(_LOOK_AGAIN_SECONDS, self.look, always=True)
             return
         if self._kill_strays() == 0 and not (self._unknown_too and self._others_pending()):
-            self._finish()
-            self._on_passed(self._num_reaped)
+            self._on_listed(frozenset()) if self._await_gone is None else self._ask_driver()
         else:
             self._again = self._loop.after(_LOOK_AGAIN_SECONDS, self.look, always=True)
 
     def cancel(self) -> None:
         """Look no more; another fence takes over."""
         self._finish()
+
+    def _ask_driver(self) -> None:
+        assert self._await_gone is not None
+        if self._listed is None:
+            self._listed = frozenset(self._leaders)
+        self._await_gone(frozenset(self._leaders), self._on_listed)
+
+    def _on_listed(self, listed: frozenset[int]) -> None:
+        if self._done:
+            return
+        self._listed = listed
+        if listed:
+            self._again = self._loop.after(_DRIVER_LOOKS_SECONDS, self._ask_driver, always=True)
+        else:
+            self._finish()
+            self._on_passed(self._num_reaped)
 
     def _kill_strays(self) -> int:
         strays = [pid for pid in own_children() if pid not in self._loop.known_pids and self._is_ours(pid)]
@@ -141,9 +166,12 @@ class Fence:
 
     def _stuck(self) -> None:
         if not self._done:
-            left = sorted(self._leaders & self._loop.known_pids) or own_children()
             self._finish()
-            self._on_stuck(left)
+            if self._listed is None:
+                pids = sorted(self._leaders & self._loop.known_pids) or own_children()
+                self._on_stuck(f"processes {pids} can't be killed")
+            else:
+                self._on_stuck(f"processes {sorted(self._listed)} have ended, but keep their contexts on a GPU")
 
     def _finish(self) -> None:
         self._done = True

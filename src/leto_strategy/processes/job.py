@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from leto_strategy.events import EventLog
-from leto_strategy.processes.fence import Fence, tree
+from leto_strategy.processes.device_watch import DeviceWatch
+from leto_strategy.processes.fence import AwaitGone, Fence, tree
 from leto_strategy.processes.generation import Generation, TrainerProcess
 from leto_strategy.processes.launching import GenerationLauncher
 from leto_strategy.processes.loop import Loop
@@ -34,6 +35,7 @@ class Job:
         managers: State managers and mirrors.
         launcher: Starts generations.
         shadows: Keeps shadows.
+        devices: Watches the GPUs; None on the CPU.
     """
 
     loop: Loop
@@ -43,6 +45,7 @@ class Job:
     managers: ManagerGroup
     launcher: GenerationLauncher
     shadows: ShadowKeeper
+    devices: DeviceWatch | None = None
     active: Generation | None = None
     """The generation that trains, or will as soon as it is ready; None behind a fence."""
     dying: dict[Generation, Fence] = field(default_factory=dict)
@@ -67,7 +70,8 @@ class Job:
         *,
         unknown_too: bool,
         on_gone: Callable[[int], None],
-        on_stuck: Callable[[list[int]], None],
+        on_stuck: Callable[[str], None],
+        await_gone: AwaitGone | None = None,
     ) -> None:
         """Kill a generation at once and call back when every process of it is reaped.
 
@@ -75,7 +79,8 @@ class Job:
             generation: It must not be among the living any more.
             unknown_too: See `Fence`.
             on_gone: Gets the number of processes reaped.
-            on_stuck: Gets the pids of what is left after the timeout.
+            on_stuck: Gets a phrase about what is left after the timeout.
+            await_gone: See `Fence`.
         """
         assert generation not in self.living(), "the fence would spare it"
 
@@ -83,9 +88,9 @@ class Job:
             self._forget(generation)
             on_gone(num_processes)
 
-        def stuck(pids: list[int]) -> None:
+        def stuck(what: str) -> None:
             self._forget(generation)
-            on_stuck(pids)
+            on_stuck(what)
 
         self.dying[generation] = Fence(
             self.loop,
@@ -99,6 +104,7 @@ class Job:
             timeout=self.spec.reap_timeout,
             on_passed=passed,
             on_stuck=stuck,
+            await_gone=await_gone,
         )
         generation.disconnect()
         self.launcher.cancel(generation)

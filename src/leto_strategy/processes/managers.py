@@ -14,14 +14,17 @@ from datetime import timedelta
 
 from leto_strategy.config import JOB_VARIABLE
 from leto_strategy.errors import PoolError, ProtocolError
-from leto_strategy.faults import Fault, FaultSlots
+from leto_strategy.faults import LOSSES, Fault, FaultSlots
+from leto_strategy.marks import WORDS_REGION
 from leto_strategy.memory.mirror import CatalogueMirror
+from leto_strategy.memory.places import device_of
 from leto_strategy.processes.loop import Loop, Timer
 from leto_strategy.processes.messages import ExitStatus, LaunchSpec
 from leto_strategy.processes.starting import spawn
 from leto_strategy.processes.timings import Timings
 from leto_strategy.progress import Activity, ProgressPage
 from leto_strategy.recovery.decision import Decision, RankView, lowered
+from leto_strategy.recovery.losses import losses_of
 from leto_strategy.recovery.records import RecordKind, complete_steps
 
 REPLACEMENTS_MAX = 10
@@ -41,6 +44,7 @@ class RankMemory:
     def __init__(self, group: "ManagerGroup", rank: int) -> None:
         self._group = group
         self.rank = rank
+        self.device = group.spec.devices[rank] if group.spec.devices else "cpu"
         self.mirror = CatalogueMirror()
         self.pid: int | None = None
         self.num_starts = 0
@@ -72,7 +76,12 @@ class RankMemory:
         group.loop.own(self.pid, self._on_ended)
         try:
             self.mirror.configure(
-                ours, job=group.spec.job, rank=self.rank, address=self.address, timeout=_CONFIGURE_TIMEOUT
+                ours,
+                job=group.spec.job,
+                rank=self.rank,
+                address=self.address,
+                device=device_of(self.device, handle_bytes=group.spec.handle_bytes),
+                timeout=_CONFIGURE_TIMEOUT,
             )
         except OSError:
             self._kill()
@@ -212,6 +221,7 @@ class ManagerGroup:
         for memory in self.ranks:
             if (page := memory.page) is not None:
                 page.entered_ns = 0
+                page.pages_rebuilt = page.localise_us = page.rebuild_us = 0
                 page.activity = Activity.STARTING
                 page.generation = generation
 
@@ -229,7 +239,16 @@ class ManagerGroup:
             buffer = self.ranks[fault.rank].mirror.buffer("progress")
         except (IndexError, PoolError):
             raise ValueError(f"rank {fault.rank} has no retained memory to arm a fault in (yet)") from None
+        if fault.fault in LOSSES and not self._is_protected(fault.rank):
+            raise ValueError(f"the state of rank {fault.rank} is not protected: use LetoStrategy(protection='on')")
         FaultSlots(buffer).arm(fault)
+
+    def _is_protected(self, rank: int) -> bool:
+        try:
+            self.ranks[rank].mirror.buffer(WORDS_REGION)
+        except PoolError:
+            return False
+        return True
 
     def fired_ns(self, rank: int) -> int:
         """CLOCK_MONOTONIC time in ns of the last armed fault that happened on a rank, 0 for none."""
@@ -268,4 +287,12 @@ def _view(memory: RankMemory) -> RankView:
     if page is None:
         return RankView(None, frozenset(), frozenset())
     steps = complete_steps(buffer_of)
-    return RankView(page.marker, steps[RecordKind.START], steps[RecordKind.MID], word_lost=page.lost)
+    state_lost, gradients_lost = losses_of(buffer_of, page.marker)
+    return RankView(
+        page.marker,
+        steps[RecordKind.START],
+        steps[RecordKind.MID],
+        word_lost=page.lost,
+        gradients_lost=gradients_lost,
+        state_lost=state_lost,
+    )

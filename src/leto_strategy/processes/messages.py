@@ -5,17 +5,21 @@ here gets `ProtocolError`, and the receiver closes that connection.
 """
 
 import os
+import re
 import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from leto_strategy.errors import ProtocolError
 from leto_strategy.faults import Fault
+from leto_strategy.memory.places import HANDLE_BYTES
 from leto_strategy.processes.timings import Timings
 from leto_strategy.recovery.classification import REPORT_KINDS, signal_name
 
 TEXT_MAX = 256 * 1024
 """Longest traceback or message that is passed on, in characters; the rest is cut."""
+
+_DEVICE = re.compile(r"cpu|cuda:(0|[1-9][0-9]{0,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class LaunchSpec:
         env: Environment of the trainers, without any variable of Leto's.
         cwd: Working directory of the trainers.
         world: Number of ranks.
+        devices: The device of each rank, "cpu" or "cuda:N" with torch's number N; empty: all on the CPU.
+        handle_bytes: Size of a handle of protected device memory.
         call: Index of the `fit`/`validate`/`test`/`predict` call within the script.
         function: Name of that call.
         root_dir: Directory for events and logs (below ``leto/``); None: write none.
@@ -91,6 +97,8 @@ class LaunchSpec:
     world: int
     call: int
     function: str
+    devices: tuple[str, ...] = ()
+    handle_bytes: int = HANDLE_BYTES
     root_dir: str | None = None
     script: Script | None = None
     shadows: int = 1
@@ -114,8 +122,19 @@ class LaunchSpec:
             raise ProtocolError(f"the job's name must be letters and digits, got {self.job!r}")
         if self.reap_timeout <= 0 or self.stop_grace < 0 or (self.hang_timeout is not None and self.hang_timeout <= 0):
             raise ProtocolError("timeouts must be greater than 0")
+        if self.devices and len(self.devices) != self.world:
+            raise ProtocolError(f"{len(self.devices)} devices for {self.world} ranks")
+        if wrong := [device for device in self.devices if _DEVICE.fullmatch(device) is None]:
+            raise ProtocolError(f"a rank's device is 'cpu' or 'cuda:N', got {wrong[0][:40]!r}")
+        if len({device.partition(":")[0] for device in self.devices}) > 1:
+            raise ProtocolError("the ranks of a job are all on the CPU or all on GPUs")
         if self.rerun_first and self.script is None:
             raise ProtocolError("what is to be run again must be a script")
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Torch's numbers of the GPUs that the job uses, each once, in order; empty on the CPU."""
+        return tuple(sorted({int(device[5:]) for device in self.devices if device != "cpu"}))
 
     def to_json(self) -> dict[str, Any]:
         """The frame that the launcher sends first."""
@@ -152,6 +171,8 @@ class LaunchSpec:
             world=get(frame, "world", int),
             call=get(frame, "call", int),
             function=get(frame, "function", str),
+            devices=tuple(_strings(frame, "devices", ())),
+            handle_bytes=get(frame, "handle_bytes", int, HANDLE_BYTES),
             root_dir=get(frame, "root_dir", str, None),
             script=None if script is None else Script.from_json(script),
             shadows=get(frame, "shadows", int, 1),

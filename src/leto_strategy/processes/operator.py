@@ -176,22 +176,22 @@ class OperatorServer:
         rank, fault = get(frame, "rank", int), get(frame, "fault", str)
         role = get(frame, "role", str, "active")
         at_step, point = get(frame, "at_step", int, None), get(frame, "point", str, None)
+        pages, group = get(frame, "pages", int, None), get(frame, "group", int, None)
         if role not in _ROLES:
             raise ValueError(f"no role {role[:40]!r}: use one of {', '.join(_ROLES)}")
         if not 0 <= rank < job.spec.world:
             raise ValueError(f"no rank {rank}: this job has ranks 0 to {job.spec.world - 1}")
         if at_step is not None or point is not None or (fault not in _AT_ONCE and role == "active"):
-            pid = self._arm(rank, fault, role, at_step, point)
+            if role != "active":
+                raise ValueError(f"a {role} passes no points: leave out step and point")
+            # Without a point it happens in the next forward pass.
+            where = point or "forward"
+            loss = {"pages": 1 if pages is None else pages, "group": group}
+            self._job.managers.arm(Fault(rank=rank, point=where, fault=fault, step=at_step, **loss))
+            pid = self._pid_of(rank, role)
         else:
             pid = self._do(rank, fault, role)
         job.events.emit("fault_injected", rank=rank, pid=pid, fault=fault, role=role, at_step=at_step, point=point)
-
-    def _arm(self, rank: int, fault: str, role: str, at_step: int | None, point: str | None) -> int | None:
-        if role != "active":
-            raise ValueError(f"a {role} passes no points: leave out step and point")
-        # Without a point it happens in the next forward pass.
-        self._job.managers.arm(Fault(rank=rank, point=point or "forward", fault=fault, step=at_step))
-        return self._pid_of(rank, role)
 
     def _do(self, rank: int, fault: str, role: str) -> int:
         if fault not in _AT_ONCE:

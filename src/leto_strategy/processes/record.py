@@ -33,6 +33,10 @@ class RecoveryRecord:
     entered_ns: int = 0
     ready_ns: int = 0
     completed: bool = False
+    pages_rebuilt: int = 0
+    localise_us: int = 0
+    rebuild_us: int = 0
+    health: dict[str, Any] | None = None
     reported: bool = field(default=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -41,7 +45,9 @@ class RecoveryRecord:
         ``phases_ms``: detect = fault to notice; reap = the fence; localise = reading words and records, and the
         decision; rebuild = lowering the words and waiting for trainers at their gate; restore = promotion until the
         last rank entered its first new forward; first_step = from there to its READY on all ranks. A phase that was
-        not reached, or not seen, is None. ``total_ms`` = fault to the last rank's new forward.
+        not reached, or not seen, is None. ``total_ms`` = fault to the last rank's new forward. ``health``: of each GPU
+        before and after the failure, by name; None on the CPU. ``pages``: lost memory pages that were rebuilt on all
+        ranks, and the longest time that one rank took to find and to rebuild them, within "restore".
         """
         phases = {
             "detect": _ms(self.fault_ns, self.detected_ns),
@@ -63,6 +69,12 @@ class RecoveryRecord:
             "total_ms": _ms(self.fault_ns, self.entered_ns),
             "steps_repeated": self.steps_repeated,
             "completed": self.completed,
+            "pages": {
+                "rebuilt": self.pages_rebuilt,
+                "localise_ms": self.localise_us / 1000,
+                "rebuild_ms": self.rebuild_us / 1000,
+            },
+            "health": self.health,
         }
 
 

@@ -18,6 +18,7 @@ from leto_strategy.processes.watchdog import Watchdog
 from leto_strategy.recovery.budget import Budget, Failure
 from leto_strategy.recovery.classification import Ending, Meaning, Origin, classify
 from leto_strategy.recovery.decision import Decision, Mode, decide, ready_step
+from leto_strategy.recovery.operability import why_not_operable
 
 _FRESH = Decision(Mode.FRESH, 0, "nothing was begun yet")
 _FIRST_STEP_LOOKS_SECONDS = 0.004
@@ -114,10 +115,16 @@ class Recoverer:
         generation.first_step_seen = True
         steps = [trainer.entered_step for trainer in generation if trainer.entered_step is not None]
         self._job.events.emit("entered", generation=generation.number, step=min(steps, default=None))
+        if self._job.devices is not None:
+            self._job.devices.on_entered(generation.pids)
         if record is not None:
             pages = [self._job.managers.page(rank) for rank in range(self._job.spec.world)]
             record.entered_ns = max((page.entered_ns for page in pages if page), default=0) or time.monotonic_ns()
             record.completed = True
+            there = [page for page in pages if page]
+            record.pages_rebuilt = sum(page.pages_rebuilt for page in there)
+            record.localise_us = max((page.localise_us for page in there), default=0)
+            record.rebuild_us = max((page.rebuild_us for page in there), default=0)
             self._record = None
             self._watch_first_step(record, generation, self._job.loop.now() + self._job.timings.first_step)
         self._job.shadows.want()
@@ -149,12 +156,14 @@ class Recoverer:
             generation,
             unknown_too=True,
             on_gone=lambda num_processes: self._on_fenced(generation, num_processes),
-            on_stuck=lambda pids: self._give_up(
-                f"processes {pids} of the failed trainers can't be killed within {job.spec.reap_timeout:g} s "
-                "(LetoStrategy(reap_timeout=...)): they may still write to the training state. Usually a device or a "
-                "file system hangs: check dmesg"
+            on_stuck=lambda what: self._give_up(
+                f"{what} within {job.spec.reap_timeout:g} s (LetoStrategy(reap_timeout=...)): they are of the failed "
+                "trainers and may still write to the training state. Usually a device or a file system hangs: check "
+                "dmesg"
             ),
+            await_gone=None if job.devices is None else job.devices.await_gone,
         )
+        job.shadows.prepare()
         step = self._step_of(generation, trainer)
         self._failure = Failure(trainer.rank, step, meaning.cause, meaning.origin is Origin.INTERNAL, meaning.text)
         if self._record is None or generation.promoted:
@@ -183,6 +192,11 @@ class Recoverer:
         assert record is not None
         if not record.fenced_ns:
             record.fenced_ns = time.monotonic_ns()
+        if self._job.devices is not None:
+            record.health = {
+                item.device: {"before": item.before.to_json(), "after": item.after.to_json()}
+                for item in self._job.devices.evidence()
+            }
         if self._job.suspended:
             self._dead = generation
         else:
@@ -198,6 +212,13 @@ class Recoverer:
         assert record is not None
         assert failure is not None
         if job.ending:
+            return
+        if (complaint := self._why_not_operable()) is not None:
+            self._give_up(
+                f"training can't go on in place after rank {failure.rank} {failure.text}: {complaint}. Look at "
+                "nvidia-smi -q and dmesg, then start the script again from your last checkpoint with "
+                'fit(ckpt_path="last"), on another GPU if need be'
+            )
             return
         ready = self._ready_step()
         reason = self._budget.spend(failure, ready_step=ready)
@@ -221,6 +242,16 @@ class Recoverer:
         record.level = "cold" if generation is None else "shadow"
         job.active = generation or job.launcher.start("active")
         self.on_ready(job.active)
+
+    def _why_not_operable(self) -> str | None:
+        """What is wrong with a GPU of the job; None where nothing is, or where there is none."""
+        devices = self._job.devices
+        if devices is None:
+            return None
+        complaint = why_not_operable(devices.evidence())
+        if complaint is None:
+            devices.on_recovered()
+        return complaint
 
     # What the words and pages say. Only `views` is believed, and only behind the fence.
 

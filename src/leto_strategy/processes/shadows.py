@@ -53,6 +53,11 @@ class ShadowKeeper:
         if self._enabled and self.generation is None and self._timer is None and not self._ending:
             self.generation = self._launcher.start("shadow")
 
+    def prepare(self) -> None:
+        """An active trainer has failed: let shadows do ahead of the fence what needs no content of memory."""
+        if self.generation is not None:
+            self.generation.say("prepare")
+
     def take(self) -> Generation | None:
         """Hand the shadow generation over, ready or not; None where there is none. The next one starts with `want`."""
         generation, self.generation = self.generation, None

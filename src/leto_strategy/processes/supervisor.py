@@ -11,15 +11,18 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from leto_strategy.devices.nvml import Nvml, open_nvml
 from leto_strategy.errors import ProtocolError, ResourceError
 from leto_strategy.events import EventLog
 from leto_strategy.memory.wire import FrameConnection
+from leto_strategy.processes.device_watch import DeviceWatch
 from leto_strategy.processes.ending import Ender
+from leto_strategy.processes.exit_watch import ExitWatch
 from leto_strategy.processes.generation import Generation, Link, TrainerEvents, TrainerProcess, close_all
 from leto_strategy.processes.interrupts import Interrupts
 from leto_strategy.processes.job import Job
@@ -46,7 +49,13 @@ from leto_strategy.processes.shadows import ShadowKeeper
 from leto_strategy.processes.timings import Timings
 from leto_strategy.processes.watchdog import Watchdog
 from leto_strategy.recovery.classification import Ending, Reaction, classify
-from leto_strategy.system import become_subreaper, open_pidfd, peer_credentials, raise_file_limit
+from leto_strategy.system import (
+    allow_many_files,
+    become_subreaper,
+    open_pidfd,
+    peer_credentials,
+    raise_file_limit,
+)
 
 _LAUNCH_TIMEOUT = timedelta(seconds=30)
 _FILES_BASE, _FILES_PER_RANK = 256, 256
@@ -60,9 +69,18 @@ class Supervisor(TrainerEvents):
         spec: The job.
         connection: To the launcher; owned.
         files: What trainers inherit; stays the caller's.
+        open_nvml: Makes NVML ready, on a job with GPUs.
     """
 
-    def __init__(self, loop: Loop, spec: LaunchSpec, connection: FrameConnection, files: SharedFiles) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        spec: LaunchSpec,
+        connection: FrameConnection,
+        files: SharedFiles,
+        *,
+        open_nvml: Callable[[], Nvml],
+    ) -> None:
         self._loop = loop
         timings = Timings.with_overrides(spec.timings)
         self._user = Link(loop, connection, on_frame=self._on_user_frame, on_lost=lambda reason: self._ender.abort())
@@ -96,7 +114,12 @@ class Supervisor(TrainerEvents):
             end=self._end_shadows,
             emit=events.emit,
         )
-        self._job = Job(loop, spec, timings, events, managers, launcher, shadows)
+        devices = None
+        if spec.gpus:
+            devices = DeviceWatch(
+                loop, spec.gpus, spec.env, open_nvml=open_nvml, patience=timings.driver, emit=events.emit
+            )
+        self._job = Job(loop, spec, timings, events, managers, launcher, shadows, devices)
         watchdog = Watchdog(hang_timeout=spec.hang_timeout)
         self._recoverer = Recoverer(self._job, watchdog, give_up=lambda reason: self._ender.give_up(reason))
         self._ender = Ender(self._job, close_recoveries=self._recoverer.close, finish=self._finish)
@@ -106,6 +129,7 @@ class Supervisor(TrainerEvents):
             on_suspended=lambda: self._tell_user("suspended"),
             on_resumed=self._recoverer.on_resumed,
         )
+        self._exits = ExitWatch(self._job)
         self._watch = ProgressWatch(self._job, watchdog, fail=self._recoverer.fail)
         self._operator = OperatorServer(self._job, note_fault=self._recoverer.note_fault)
         loop.on_reaped = self._on_reaped
@@ -129,7 +153,10 @@ class Supervisor(TrainerEvents):
         job.managers.start()
         job.launcher.start_zygote()
         self._recoverer.start_first()
+        if job.devices is not None:
+            job.devices.start()
         self._watch.start()
+        self._exits.start()
         self._operator.start()
 
     def run(self) -> None:
@@ -257,7 +284,7 @@ class Supervisor(TrainerEvents):
             generation,
             unknown_too=False,
             on_gone=lambda num: on_gone(),
-            on_stuck=lambda pids: self._ender.give_up(f"processes {pids} of a shadow trainer can't be killed"),
+            on_stuck=lambda what: self._ender.give_up(f"after the failure of a shadow trainer, {what}"),
         )
 
     def _on_reaped(self, pid: int) -> None:
@@ -281,6 +308,8 @@ class Supervisor(TrainerEvents):
 
     def _finish(self, end: dict[str, Any] | None) -> None:
         self._operator.close()
+        if self._job.devices is not None:
+            self._job.devices.close()
         if end is not None and not self._user.closed:
             self._user.send_last(end, timeout=timedelta(seconds=5))
         self._user.close()
@@ -292,7 +321,7 @@ def _ending_of(status: ExitStatus | None) -> Ending:
     return Ending(exit_code=status.exit_code, signum=status.signum)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, open_nvml: Callable[[], Nvml] = open_nvml) -> int:
     """Run one job; returns when nothing of it is left."""
     parser = argparse.ArgumentParser(prog="leto_strategy.processes.supervisor")
     parser.add_argument("--control-fd", type=int, required=True)
@@ -306,6 +335,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(frame.fds) <= len(spec.files):
             raise ProtocolError("a launch needs a result file, and a descriptor for each further one")
         raise_file_limit(_FILES_BASE + _FILES_PER_RANK * spec.world)
+        if spec.gpus:
+            allow_many_files()
     except (ProtocolError, ResourceError, EOFError, OSError) as error:
         with suppress(OSError, ProtocolError, TimeoutError):
             end = {"op": "end", "outcome": "failed", "reason": str(error), "recoveries": []}
@@ -322,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     loop = Loop()
     loop.handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    supervisor = Supervisor(loop, spec, connection, files)
+    supervisor = Supervisor(loop, spec, connection, files, open_nvml=open_nvml)
     # The socket tells of the user's process's end unless a child of it holds a copy; its pidfd always does.
     user_pidfd = open_pidfd(peer_credentials(control).pid)
     if user_pidfd is not None:

@@ -24,6 +24,8 @@ class Timings:
         shadow_backoff_max: The longest of these waits.
         manager: For a state manager to listen.
         watch: Between two looks at the trainers' progress.
+        exits: On a GPU, between two looks whether an active trainer is exiting.
+        driver: For an answer about the GPUs before it counts as unknown.
     """
 
     peer_grace: float = 1.0
@@ -39,6 +41,8 @@ class Timings:
     shadow_backoff_max: float = 30.0
     manager: float = 20.0
     watch: float = 1.0
+    exits: float = 0.01
+    driver: float = 1.0
 
     @classmethod
     def with_overrides(cls, overrides: dict[str, Any]) -> "Timings":

@@ -128,8 +128,11 @@ def _import(modules: tuple[str, ...]) -> int:
     """Import `modules`; return how many threads may be there at a fork.
 
     numpy and scipy come first: each starts threads of an OpenBLAS of its own, which stops them itself before a fork.
+    What an import makes stays: the collector, which would look through it again and again for a fifth of the time,
+    waits for `_settle`.
     """
     threads_max = 1
+    gc.disable()
     for name in (*_WITH_OPENBLAS, *modules):
         try:
             importlib.import_module(name)
@@ -160,6 +163,7 @@ def _settle(connection: FrameConnection, threads_max: int) -> None:
     # What is alive now lives as long as the process: keep the collector from touching, and so copying, its pages.
     gc.collect()
     gc.freeze()
+    gc.enable()
     connection.send({"op": "ready"}, timeout=timedelta(seconds=5))
 
 

@@ -24,11 +24,13 @@ from typing import Any
 from leto_strategy import system
 from leto_strategy.faults import FaultPlan
 from leto_strategy.memory.wire import FrameConnection
-from tests.e2e.tiny import Case
+from tests.e2e.tiny import Case, chosen_device
 from tests.event_reader import event_directories, first_difference
 
 TINY = str(Path(__file__).with_name("tiny.py"))
 ROOT = str(Path(__file__).parents[2])
+PROTECTION = {"protection": "on", "page_kib": 4, "protection_pages": 8, "parity_pages": 3, "chunk_bytes": 3 << 12}
+"""Options with which a tiny model has several protection groups. What a run leaves does not depend on them."""
 _START = timedelta(seconds=120)
 _MODULES = ["lightning.pytorch", "lightning.pytorch.loggers", "leto_strategy.strategy.lightning"]
 
@@ -85,9 +87,14 @@ def hear_ctrl_c() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """One thread, so that plain `ddp` and forked trainers, which read it at torch's import, compute alike."""
+    """One thread, so that plain `ddp` and forked trainers, which read it at torch's import, compute alike.
+
+    On a GPU cuBLAS needs a workspace of its own for each stream.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_CURRENT")}
-    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ROOT}
+    path = os.pathsep.join(filter(None, (ROOT, f"{ROOT}/src", env.get("PYTHONPATH"))))
+    exact = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if chosen_device() == "cuda" else {}
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | exact
 
 
 class UserProcess:
@@ -125,6 +132,10 @@ class UserProcess:
             os.kill(self.pid, signal.SIGKILL)
             while self.poll() is None:
                 time.sleep(0.01)
+
+    def hurry(self) -> None:
+        """Let the rest of its steps not be slow."""
+        Path(self.case.out, "hurry").touch()
 
     def output(self) -> str:
         """What it and its trainers have printed."""
@@ -187,15 +198,25 @@ class Workshop:
 
     def run(self, case: Case, plan: FaultPlan | None = None, *, seconds: float = 150.0) -> UserProcess:
         """Run a case to its end, which must be a good one. The undisturbed run that it needs is run beside it."""
-        process = self.start(case, plan)
-        companion: UserProcess | None = None
-        if plan is not None and case.strategy == "leto":
-            companion = self._companions.get(self._start_reference(case))
-        status = process.wait(seconds)
-        if companion is not None:
-            companion.wait(seconds)  # nothing may be left behind a test
-        assert status == 0, f"status {status} of {process.case.out}:\n{process.output()[-6000:]}"
+        (process,) = self.run_together((case, plan), seconds=seconds)
         return process
+
+    def run_together(self, *runs: tuple[Case, FaultPlan | None], seconds: float = 150.0) -> list[UserProcess]:
+        """Run cases as `run` does, at the same time: more than half of a run is its start, on one core."""
+        processes = [self.start(case, plan) for case, plan in runs]
+        needed = [case for case, plan in runs if plan is not None and case.strategy == "leto"]
+        companions = {self._companions.get(self._start_reference(case)) for case in needed}
+        try:
+            for process in (*processes, *filter(None, companions)):
+                process.wait(seconds)  # nothing may be left behind a test
+        except TimeoutError:
+            for process in processes:
+                process.kill()
+            raise
+        for process in processes:
+            status = process.poll()
+            assert status == 0, f"status {status} of {process.case.out}:\n{process.output()[-6000:]}"
+        return processes
 
     def reference(self, case: Case) -> Path:
         """Directory of the undisturbed run of a case."""
@@ -325,7 +346,7 @@ def _content(root: Path, path: Path) -> str:
     """Digest of a checkpoint; paths that name the run's own directory are told apart from content."""
     import torch
 
-    checkpoint = torch.load(root / path, weights_only=False)
+    checkpoint = torch.load(root / path, weights_only=False, map_location="cpu")
     directory = str(root)
 
     def feed(value: Any, into: Any) -> None:

@@ -68,10 +68,10 @@ def many_hooks(base: Any, case: Any, pl: Any) -> type:
         def on_after_backward(self) -> None:
             for p in self.parameters():
                 if p.grad is not None:
-                    p.grad.add_(0.01 * torch.randn(p.shape, generator=self.noise()))
+                    p.grad.add_(0.01 * torch.randn(p.shape, generator=self.noise(), device=self.device))
 
         def noise(self) -> torch.Generator:
-            return torch.Generator().manual_seed(self.global_step)
+            return torch.Generator(self.device).manual_seed(self.global_step)
 
         def configure_gradient_clipping(self, optimizer: Any, **kwargs: Any) -> None:
             self.clip_gradients(optimizer, gradient_clip_val=0.3, gradient_clip_algorithm="value")
@@ -386,16 +386,16 @@ def rnn_state(base: Any, case: Any, pl: Any) -> type:
     return Recurrent
 
 
-def _scaler(pl: Any) -> Any:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**19, growth_interval=2)
-    return pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
+def _scaler(pl: Any, device: str) -> Any:
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**19, growth_interval=2)
+    return pl.plugins.MixedPrecision("16-mixed", device, scaler)
 
 
-def _foreign_precision(pl: Any) -> Any:
+def _foreign_precision(pl: Any, device: str) -> Any:
     return type("TransformerEnginePrecision", (pl.plugins.Precision,), {})()
 
 
-PLUGINS: dict[str, Callable[[Any], Any]] = {"scaler": _scaler, "foreign_precision": _foreign_precision}
+PLUGINS: dict[str, Callable[[Any, str], Any]] = {"scaler": _scaler, "foreign_precision": _foreign_precision}
 
 
 def callbacks_of(case: Any, pl: Any) -> list[Any]:

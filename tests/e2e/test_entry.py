@@ -97,6 +97,18 @@ def run(directory: Path, command: Sequence[str], kills: Sequence[Kill] = (), **e
     return finish(start(directory, command, **env), directory, kills)
 
 
+def run_beside_ddp(directory: Path, script: str, arguments: Sequence[str], kills: Sequence[Kill]) -> str:
+    """Run a script, whose last argument is the strategy, below `ddp` and `leto` at once; the output of the latter."""
+    for strategy in ("ddp", "leto"):
+        lay_out(directory / strategy, {"train.py": script})
+    ddp = start(directory / "ddp", ["train.py", *arguments, "ddp"])
+    try:
+        output = run(directory / "leto", ["train.py", *arguments, "leto"], kills)
+    finally:
+        finish(ddp, directory / "ddp")
+    return output
+
+
 def differences(expected: Path, actual: Path) -> list[str]:
     """What two trainings left differently: steps of each rank, rows, checkpoints, result."""
     found = []
@@ -229,10 +241,9 @@ report(trainer, model, "out", validated=validated, tested=tested, means=model.me
 @pytest.mark.timeout(400)
 def test_calls_that_load_a_checkpoint_are_those_of_ddp(workshop: Workshop, tmp_path: Path, mode: str) -> None:
     """At the end of an epoch, the checkpoint is destroyed while the call runs; in the middle of one, as ddp resumes."""
-    for strategy, kills in (("ddp", ()), ("leto", ((1, "forward", 1), (0, "chunk_updating", 3)))):
-        lay_out(tmp_path / strategy, {"train.py": RESUME})
-        output = run(tmp_path / strategy, ["train.py", mode, strategy], kills)
-        reap_adopted(workshop.server)
+    kills = (1, "forward", 1), (0, "chunk_updating", 3)
+    output = run_beside_ddp(tmp_path, RESUME, [mode], kills)
+    reap_adopted(workshop.server)
     assert output.count("leto recovered") == 2 * len(kills), output[-3000:]
     assert differences(tmp_path / "ddp" / "out", tmp_path / "leto" / "out") == []
 
@@ -267,10 +278,9 @@ report(trainer, model, "out", **more)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_limits_and_calls_one_after_the_other_are_those_of_ddp(workshop: Workshop, tmp_path: Path) -> None:
-    for strategy, kills in (("ddp", ()), ("leto", ((0, "mid_after", 1), (1, "chunk_committed", 2)))):
-        lay_out(tmp_path / strategy, {"train.py": LIMITS})
-        output = run(tmp_path / strategy, ["train.py", strategy], kills)
-        reap_adopted(workshop.server)
+    kills = (0, "mid_after", 1), (1, "chunk_committed", 2)
+    output = run_beside_ddp(tmp_path, LIMITS, [], kills)
+    reap_adopted(workshop.server)
     assert output.count("leto recovered") == len(kills) + 1, output[-3000:]
     assert differences(tmp_path / "ddp" / "out", tmp_path / "leto" / "out") == []
 

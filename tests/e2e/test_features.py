@@ -45,8 +45,7 @@ def test_a_killed_run_equals_the_undisturbed_one(workshop: Workshop, name: str) 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_an_undisturbed_run_equals_plain_ddp(workshop: Workshop, devices: int, optimizer: str) -> None:
     case = Case(devices=devices, optimizer=optimizer)
-    leto = workshop.run(case)
-    ddp = workshop.run(replace(case, strategy="ddp"))
+    leto, ddp = workshop.run_together((case, None), (replace(case, strategy="ddp"), None))
     require_equal(workshop, ddp, leto)
 
 
@@ -63,9 +62,8 @@ WAYS = {
 @pytest.mark.parametrize("name", WAYS)
 def test_other_ways_of_training_undisturbed_equal_plain_ddp(workshop: Workshop, name: str) -> None:
     case = WAYS[name]
-    leto = workshop.run(case)
     strategy = "ddp_find_unused_parameters_true" if case.options else "ddp"
-    ddp = workshop.run(replace(case, strategy=strategy, options={}))
+    leto, ddp = workshop.run_together((case, None), (replace(case, strategy=strategy, options={}), None))
     require_equal(workshop, ddp, leto)
 
 

@@ -5,12 +5,14 @@ promoted. The last table kills during recovery: `generation` says that a fault w
 """
 
 import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from leto_strategy.faults import POINTS, Fault, FaultPlan
-from tests.e2e.harness import UserProcess, Workshop, recoveries
+from tests.e2e.harness import PROTECTION, UserProcess, Workshop, recoveries
 from tests.e2e.tiny import Case
 
 SLOW = 0.12
@@ -66,6 +68,13 @@ SNAPSHOTS: dict[str, list[Kill]] = {
 }
 """With the updater sync_snapshot."""
 
+PROTECTED: dict[str, list[Kill]] = {
+    "before the update": [(0, "attached", 0), (1, "gradients_encoded", 2), (0, "mid_after", 5), (1, "synced", 8)],
+    "parity": [(0, "parity_loaded", 1), (1, "parity_updated", 4), (0, "parity_first", 7), (1, "parity_drained", 9)],
+    "inside a chunk": [(1, "chunk_updating", 2), (0, "chunk_committed", 5), (1, "parity_first", 11)],
+}
+"""With the option protection; lost pages are in `test_page_loss`."""
+
 DURING_RECOVERY: dict[str, list[Fault]] = {
     "a second kill at the gate": [
         Fault(rank=0, point="forward", step=3),
@@ -95,19 +104,39 @@ DURING_RECOVERY: dict[str, list[Fault]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWO_RANKS)
-def test_a_kill_at_every_point_leaves_two_ranks_as_undisturbed(workshop: Workshop, name: str) -> None:
-    kills = TWO_RANKS[name]
-    process = workshop.run(Case(slow=SLOW), plan_of(kills))
+def require_equal_when_killed(workshop: Workshop, case: Case, kills: list[Kill]) -> None:
+    """A run that is killed at some points equals the undisturbed one."""
+    process = workshop.run(replace(case, slow=SLOW), plan_of(kills))
     workshop.check(process)
     require_recoveries(process, kills)
     workshop.forget(process)
 
 
+def require_equal_when_faulty(workshop: Workshop, case: Case, faults: Iterable[Fault]) -> None:
+    """A run in which faults happen, some of them during a recovery, equals the undisturbed one."""
+    plan = FaultPlan()
+    for fault in faults:
+        plan.at(fault)
+    process = workshop.run(replace(case, slow=SLOW), plan)
+    workshop.check(process)
+    assert recoveries(process)
+    workshop.forget(process)
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_a_kill_at_every_point_leaves_two_ranks_as_undisturbed(workshop: Workshop, name: str) -> None:
+    require_equal_when_killed(workshop, Case(), TWO_RANKS[name])
+
+
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_a_kill_around_a_snapshot_leaves_the_run_as_undisturbed(workshop: Workshop, name: str) -> None:
-    kills = SNAPSHOTS[name]
-    process = workshop.run(Case(slow=SLOW, model="RMSprop"), plan_of(kills))
+    require_equal_when_killed(workshop, Case(model="RMSprop"), SNAPSHOTS[name])
+
+
+@pytest.mark.parametrize("name", PROTECTED)
+def test_a_kill_beside_parity_leaves_the_run_as_undisturbed(workshop: Workshop, name: str) -> None:
+    kills = PROTECTED[name]
+    process = workshop.run(Case(slow=SLOW, options=PROTECTION), plan_of(kills))
     workshop.check(process)
     require_recoveries(process, kills)
     workshop.forget(process)
@@ -115,11 +144,7 @@ def test_a_kill_around_a_snapshot_leaves_the_run_as_undisturbed(workshop: Worksh
 
 @pytest.mark.parametrize(("devices", "name"), OTHER_RANKS)
 def test_kills_leave_one_three_and_four_ranks_as_undisturbed(workshop: Workshop, devices: int, name: str) -> None:
-    kills = OTHER_RANKS[devices, name]
-    process = workshop.run(Case(slow=SLOW, devices=devices), plan_of(kills))
-    workshop.check(process)
-    require_recoveries(process, kills)
-    workshop.forget(process)
+    require_equal_when_killed(workshop, Case(devices=devices), OTHER_RANKS[devices, name])
 
 
 def test_kills_around_removed_files_leave_the_same_names(workshop: Workshop) -> None:
@@ -136,17 +161,12 @@ def test_kills_around_removed_files_leave_the_same_names(workshop: Workshop) -> 
 
 @pytest.mark.parametrize("name", DURING_RECOVERY)
 def test_kills_during_recovery_leave_everything_as_undisturbed(workshop: Workshop, name: str) -> None:
-    plan = FaultPlan()
-    for fault in DURING_RECOVERY[name]:
-        plan.at(fault)
-    process = workshop.run(Case(slow=SLOW), plan)
-    workshop.check(process)
-    assert recoveries(process)
-    workshop.forget(process)
+    require_equal_when_faulty(workshop, Case(), DURING_RECOVERY[name])
 
 
 def test_every_point_is_in_a_table() -> None:
     used = {point for kills in TWO_RANKS.values() for _, point, _ in kills}
     used |= {point for kills in SNAPSHOTS.values() for _, point, _ in kills}
+    used |= {point for kills in PROTECTED.values() for _, point, _ in kills}
     used |= {fault.point for faults in DURING_RECOVERY.values() for fault in faults}
     assert used == set(POINTS)

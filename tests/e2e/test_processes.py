@@ -13,9 +13,10 @@ from leto_strategy import system
 from leto_strategy.cli import jobs
 from leto_strategy.faults import Fault, FaultPlan
 from tests.e2e.harness import UserProcess, Workshop, reap_adopted, recoveries
-from tests.e2e.tiny import Case
+from tests.e2e.tiny import Case, chosen_device
 
 SLOW = 0.12
+HANG_SECONDS = 2.0 if chosen_device() == "cpu" else 6.0  # a CUDA context takes its time
 
 
 def status_of(process: UserProcess) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def test_a_killed_worker_is_a_fault_and_not_the_users_bug(workshop: Workshop) ->
 
 
 def test_a_hanging_rank_is_found_and_replaced(workshop: Workshop) -> None:
-    case = Case(slow=SLOW, options={"hang_timeout": 2.0})
+    case = Case(slow=SLOW, options={"hang_timeout": HANG_SECONDS})
     plan = FaultPlan().at(Fault(rank=1, point="forward", fault="hang", step=4))
     plan.at(Fault(rank=0, point="validation", fault="stop", step=9))
     process = workshop.run(case, plan)

@@ -50,8 +50,7 @@ def test_a_killed_run_leaves_what_the_undisturbed_one_leaves(workshop: Workshop,
     ids=["TensorBoard and CSV", "CSV, with calls of the script itself"],
 )
 def test_logs_of_an_undisturbed_run_equal_those_of_plain_ddp(workshop: Workshop, case: Case) -> None:
-    leto = workshop.run(case)
-    ddp = workshop.run(replace(case, strategy="ddp"))
+    leto, ddp = workshop.run_together((case, None), (replace(case, strategy="ddp"), None))
     reap_adopted(workshop.server)
     expected, actual = Path(ddp.case.out), Path(leto.case.out)
     assert compare_rows(expected, actual) == []
@@ -62,12 +61,11 @@ def test_checkpoints_that_are_written_on_an_exception_are_those_of_an_undisturbe
     callbacks = ["on_exception", "exception", "last_link"]
     case = Case(callbacks=callbacks, misbehave="exception@training_step:0:8", loggers=["tensorboard"])
     undisturbed = workshop.start(case)
-    assert undisturbed.wait(90) == 1
     killed = workshop.start(
         replace(case, slow=SLOW),
         FaultPlan().kill_at(rank=0, point="checkpoint_middle", step=2).kill_at(rank=1, point="chunk_updating", step=6),
     )
-    assert killed.wait(120) == 1
+    assert (undisturbed.wait(110), killed.wait(110)) == (1, 1)
     assert [event["event"] for event in killed.events()].count("recovered") == 2
     expected, actual = Path(undisturbed.case.out), Path(killed.case.out)
     assert len(list(expected.glob("checkpoints-*/*"))) == 5

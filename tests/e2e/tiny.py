@@ -2,6 +2,8 @@
 
 It notes what each step saw in one line of `steps.r<rank>.jsonl`, as floats in hexadecimal: loss, sample ids, learning
 rates, logged metrics. After the call it writes `result.json`.
+
+It trains on the CPU, or where LETO_TEST_DEVICE says "cuda" on one GPU, which all ranks share.
 """
 
 import hashlib
@@ -20,12 +22,20 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from tests.e2e import models
 from tests.e2e.data import KINDS, Place, flatten
 
+SHADOW_SECONDS_MAX = 8.0
+
+
+def chosen_device() -> str:
+    """Where the tests of this session train: "cpu" or "cuda"."""
+    return os.environ.get("LETO_TEST_DEVICE", "cpu")
+
 
 @dataclass
 class Case:
     """One run; the defaults are a small run that uses most of what is supported."""
 
     out: str = ""
+    device: str = field(default_factory=chosen_device)
     flavour: str = "lightning.pytorch"
     strategy: str = "leto"
     devices: int = 2
@@ -65,6 +75,23 @@ class Case:
         values = {k: v for k, v in asdict(self).items() if k not in ("out", "slow")}
         values["options"] = {k: v for k, v in self.options.items() if k in ("chunk_bytes", "bucket_cap_mb")}
         return hashlib.sha1(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def wait_for_shadow(case: Case) -> None:
+    """On a GPU, where a step takes no time and a process seconds to get ready: let a shadow be there, for some seconds.
+
+    Not where there is none, or where standing still is a hang.
+    """
+    if case.device == "cpu" or case.options.get("shadows") == 0 or "hang_timeout" in case.options:
+        return
+    deadline = time.monotonic() + SHADOW_SECONDS_MAX
+    changes = {"promoted": False, "shadow_failed": False, "shadow_ready": True}
+    while time.monotonic() < deadline:
+        with open(f"{case.out}/leto/events.jsonl", "rb") as file:
+            names = [json.loads(line)["event"] for line in file if line.endswith(b"\n")]
+        if next((changes[name] for name in reversed(names) if name in changes), False):
+            return
+        time.sleep(0.02)
 
 
 class Numbers(Dataset):
@@ -151,7 +178,8 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             x, ids = batch if case.data == "map" else flatten(batch)
-            if case.slow:
+            if case.slow and not os.path.exists(f"{case.out}/hurry"):
+                wait_for_shadow(case)
                 time.sleep(case.slow)
             misbehave(self, "training_step", batch_idx)
             loss = (self.head(self.net(x)) ** 2).mean()
@@ -195,7 +223,7 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
 
         def on_fit_start(self) -> None:
             if case.rough and not hasattr(self, "late"):
-                self.net.register_buffer("late", torch.zeros(2))
+                self.net.register_buffer("late", torch.zeros(2, device=self.device))
             self.notes = open(f"{case.out}/steps.r{self.global_rank}.jsonl", "ab", buffering=0)  # noqa: SIM115
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -297,8 +325,7 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
     callbacks += [CALLBACKS[name](pl, case.out) for name in case.callbacks if name in CALLBACKS]
     trainer = pl.Trainer(
         strategy=strategy_of(case, pl),
-        accelerator="cpu",
-        devices=case.devices,
+        **devices_of(case),
         max_epochs=case.epochs,
         max_steps=case.max_steps,
         logger=[LOGGERS[name](pl, case.out) for name in case.loggers] if case.logger else False,
@@ -315,19 +342,32 @@ def build(case: Case, pl: Any) -> tuple[Any, Any]:
             "enable_model_summary": False,
             **case.trainer,
         },
-        plugins=[models.PLUGINS[name](pl) for name in case.plugins],
+        plugins=[models.PLUGINS[name](pl, case.device) for name in case.plugins],
     )
     return models.variant(case, pl, Tiny)(), trainer
 
 
+def devices_of(case: Case) -> dict[str, Any]:
+    """Options of the Trainer: where to train. A GPU computes the same bits each time only if it is told to."""
+    if case.device == "cpu":
+        return {"accelerator": "cpu", "devices": case.devices}
+    return {"accelerator": "gpu", "devices": 1, "deterministic": True}
+
+
 def strategy_of(case: Case, pl: Any) -> Any:
-    """The strategy by name, or as an object where it has options."""
-    if case.strategy != "leto" or not case.options:
+    """The strategy by name, or as an object where it has options. Only an object takes one GPU for several ranks."""
+    options = dict(case.options) if case.strategy == "leto" else {}
+    if case.device == "cuda" and case.devices > 1:
+        options |= {"parallel_devices": [torch.device("cuda:0")] * case.devices, "process_group_backend": "gloo"}
+    if not options:
         return case.strategy
+    if case.strategy != "leto":
+        assert case.strategy in ("ddp", "ddp_find_unused_parameters_true"), case.strategy
+        return pl.strategies.DDPStrategy(find_unused_parameters=case.strategy != "ddp", **options)
     from importlib import import_module  # the fork server has imported one distribution, the case may use the other
 
     LetoStrategy = import_module(f"leto_strategy.strategy.{case.flavour.split('.')[0]}").LetoStrategy
-    return LetoStrategy(**case.options)
+    return LetoStrategy(**options)
 
 
 def loaders(case: Case, trainer: Any, pl: Any) -> tuple[Any, Any]:
@@ -370,7 +410,7 @@ def digest(module: Any) -> str:
     """Hash of all weights and buffers."""
     state = module.state_dict()
     tensors = (state[k].contiguous().reshape(-1).view(torch.uint8) for k in sorted(state))
-    return hashlib.sha1(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
+    return hashlib.sha1(b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def main() -> None:

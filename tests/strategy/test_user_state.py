@@ -192,3 +192,38 @@ def test_signs_of_zero_are_told_apart(two: list[Mine]) -> None:
     state = UserState([("mine", here)], skip=())
     here.number = -0.0
     assert state.capture()[0] == {"number": 0.0}
+
+
+def a_function() -> int:
+    return 1
+
+
+def another_function() -> int:
+    return 2
+
+
+class WithFunctions:
+    def __init__(self) -> None:
+        self.chosen: Any = a_function
+        self.step: Any = a_function
+
+
+def test_a_function_that_was_exchanged_comes_back_and_one_that_cannot_is_named() -> None:
+    mine, other = WithFunctions(), WithFunctions()
+    before, after = UserState([("mine", mine)], skip=()), UserState([("mine", other)], skip=())
+    mine.chosen = another_function
+    after.restore(unpack(pack(before.capture())))
+    assert (other.chosen, other.step) == (another_function, a_function)
+    mine.step = lambda: 3
+    with pytest.warns(UserWarning, match="can't carry the attribute 'step'"):
+        before.capture()
+
+
+def test_an_iterator_that_a_start_hook_made_is_named_and_a_file_is_not() -> None:
+    mine = WithFunctions()
+    state = UserState([("mine", mine)], skip=())
+    with open("/dev/null") as file:
+        mine.chosen, mine.step = iter(x for x in [1, 2]), file
+        with pytest.warns(UserWarning, match="'chosen' of mine is an iterator") as caught:
+            state.accept_start_hooks()
+    assert len(caught) == 1

@@ -7,7 +7,7 @@ that, but wraps nothing in DistributedDataParallel.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -187,7 +187,7 @@ def build_strategy(flavour: Flavour, module_name: str) -> Any:
             session.data = data
             self._session = session
             self._connect_ranks()
-            order = self.side.wait_for_promotion()
+            order = self.side.wait_for_promotion(session.prepare, session.rehearse(flavour))
             session.promoted(order["mode"], order["step"], self.side.entered)
             if order["mode"] == Mode.FRESH:
                 self._say_updater(session)
@@ -203,6 +203,10 @@ def build_strategy(flavour: Flavour, module_name: str) -> Any:
                 flavour.pytorch("utilities.rank_zero").rank_zero_info(
                     f"Leto copies the whole training state after every step (updater='sync_snapshot'):"
                     f" {session.why_snapshots.rstrip('.')}."
+                )
+            if session.updater.protected is not None:
+                flavour.pytorch("utilities.rank_zero").rank_zero_info(
+                    f"Leto protects, on each rank like this one, {session.updater.protected}."
                 )
 
         def _connect_ranks(self) -> None:
@@ -288,6 +292,23 @@ def build_strategy(flavour: Flavour, module_name: str) -> Any:
             """Make a loader of a fit resumable, and reopen it where a record says."""
             return dataloader if self._data is None else self._data.adopt(dataloader)
 
+        # With one rank there is nobody to wait for, and no reason to wait for a GPU.
+
+        def barrier(self, *args: Any, **kwargs: Any) -> None:
+            """Wait for the other ranks."""
+            if self.num_processes > 1:
+                super().barrier(*args, **kwargs)
+
+        def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            """Combine the ranks' tensors."""
+            return super().reduce(tensor, *args, **kwargs) if self.num_processes > 1 else tensor
+
+        def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+            """Combine the ranks' decisions."""
+            if self.num_processes > 1:
+                decision = super().reduce_boolean_decision(decision, all)
+            return decision
+
         # A training step.
 
         def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
@@ -327,7 +348,8 @@ def build_strategy(flavour: Flavour, module_name: str) -> Any:
             else:
                 session.before_forward()
                 self._sync_buffers()
-                output = super().training_step(*args, **kwargs)
+                with session.rehearsal.noting(session.step) if manual else nullcontext():
+                    output = super().training_step(*args, **kwargs)
                 self.syncs_buffers = not manual and session.updater.reducer.synchronises
                 if manual:
                     session.end_step(loss=None, output=output)
@@ -362,7 +384,8 @@ def build_strategy(flavour: Flavour, module_name: str) -> Any:
             if session.finishing:
                 output = self._finish_step(session, optimizer)
             else:
-                output = super().optimizer_step(optimizer, closure, model, **kwargs)
+                with session.rehearsal.noting(session.step):
+                    output = super().optimizer_step(optimizer, closure, model, **kwargs)
                 if not session.updater.steps_itself:
                     self._end_step(session)
                 elif not session.attempted:  # the gradients overflowed

@@ -155,8 +155,9 @@ class GradientReducer:
             work.wait()
         self._works = []
         if self._find_unused:
-            used = torch.frombuffer(self._used, dtype=torch.uint8)
+            used = torch.frombuffer(self._used, dtype=torch.uint8).to(self._views[0].device)
             dist.all_reduce(used, op=dist.ReduceOp.MAX)
+            self._used[:] = bytes(used.tolist())
             with torch.no_grad():
                 for index, gradient in kept.items():
                     if not self._used[index]:

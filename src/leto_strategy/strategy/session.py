@@ -6,7 +6,7 @@ Lightning's loop; how state survives is the updater's. Rules: R1-R5, R8, R9, R13
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,17 +19,22 @@ from leto_strategy.faults import CrashPoints
 from leto_strategy.memory.backend import Kind, Region, RegionSpec
 from leto_strategy.memory.pool import ResilientMemoryPool
 from leto_strategy.progress import PAGE_BYTES, Activity, Marker, Phase, ProgressPage
-from leto_strategy.recovery.decision import Mode
+from leto_strategy.recovery.decision import Mode, may_record_start
 from leto_strategy.recovery.records import RecordKind, RecordRing
 from leto_strategy.strategy.capture.checkpoints import CheckpointJournal
-from leto_strategy.strategy.capture.packing import pack, unpack
+from leto_strategy.strategy.capture.packing import pack_record, unpack_record
 from leto_strategy.strategy.capture.snapshot import FitSnapshot
+from leto_strategy.strategy.capture.tensors import freeze, thaw
 from leto_strategy.strategy.data.fit import FitData
+from leto_strategy.strategy.flavour import Flavour
+from leto_strategy.strategy.rehearsal.rehearsal import Rehearsal
+from leto_strategy.strategy.streams import trap_of, words_of
 from leto_strategy.strategy.updaters.base import Updater
 from leto_strategy.strategy.updaters.choice import choose_updater
 
 _LAYOUT_REGION = "layout"
 _CONNECT_TIMEOUT = timedelta(seconds=30)
+_STREAM_TIMEOUT = timedelta(days=1)  # whether a step hangs is the watchdog's to say
 
 
 class FitSession:
@@ -51,10 +56,12 @@ class FitSession:
         self.pool = ResilientMemoryPool.connect(
             identity.manager_address, timeout=_CONNECT_TIMEOUT, writable=identity.role == "active"
         )
+        self._device = torch.device(self.pool.device)
         self.updater, self.why_snapshots = choose_updater(config, trainer, optimizers, self.pool, world=identity.world)
         (self._page_region,) = self.pool.allocate([RegionSpec("progress", PAGE_BYTES, Kind.RECORD)])
         self._layout_region = self._check_layout(self.updater)
         self.updater.allocate()
+        self.rehearsal = Rehearsal(self.pool, trainer.lightning_module, wanted=config.warm_up)
         RecordRing(self.pool)  # maps the records now, not in the middle of a recovery
         self.snapshot: FitSnapshot | None = None
         self.data: FitData | None = None
@@ -95,6 +102,16 @@ class FitSession:
         """Whether an attempt to update has ended the last step, so that none is open."""
         return not self._open
 
+    def rehearse(self, flavour: Flavour) -> Iterator[float]:
+        """What a shadow does while it waits, piece by piece; yields seconds until the next piece."""
+        self.updater.rehearse()
+        yield 0.0
+        yield from self.rehearsal.work(flavour)
+
+    def prepare(self) -> None:
+        """The active generation is being killed: change the access of mappings now, while the fence is waited for."""
+        self.pool.make_writable()
+
     def promoted(self, mode: str, step: int, entered: Callable[[int], None]) -> None:
         """This trainer is the active one from now on; memory may be written.
 
@@ -106,10 +123,11 @@ class FitSession:
         self.pool.make_writable()
         page_buffer = self.pool.buffer(self._page_region)
         self.page = ProgressPage(page_buffer)
-        self.reach = CrashPoints(page_buffer, generation=self.identity.generation)
+        self.words = words_of(self.page, self.pool, self._page_region)
+        self.reach = CrashPoints(page_buffer, generation=self.identity.generation, trap=trap_of(self.pool))
         self.records = RecordRing(self.pool, reach=self.reach)
         self.journal = CheckpointJournal(self.records if self.identity.rank == 0 else None)
-        self.updater.promoted(self.page, self.records, self.reach)
+        self.updater.promoted(self.page, self.words, self.records, self.reach)
         self.page.generation = self.identity.generation
         self.step, self._entering = step, entered
         self.heartbeat(Activity.STARTING)
@@ -118,9 +136,9 @@ class FitSession:
             signature = self.updater.signature().encode()
             self.pool.buffer(self._layout_region)[: len(signature)] = signature
             return
-        self._start = unpack(self.records.read(RecordKind.START, step))
+        self._start = unpack_record(self.records.read(RecordKind.START, step), self._device)
         if mode == Mode.FINISH:
-            self._mid = unpack(self.records.read(RecordKind.MID, step))
+            self._mid = unpack_record(self.records.read(RecordKind.MID, step), self._device)
         self.journal.reenter_step(step)
 
     def entry_record(self) -> dict[str, Any]:
@@ -141,8 +159,7 @@ class FitSession:
 
     def heartbeat(self, activity: Activity) -> None:
         """Tell the watchdog that this trainer lives and what it does."""
-        self.page.activity = activity
-        self.page.heartbeat += 1
+        self.page.beat(activity)
 
     def enter_resumed_step(self) -> None:
         """Apply the record at which the loop is entered, just before its batch is fetched."""
@@ -180,7 +197,8 @@ class FitSession:
         self.reach("start_before", self.step)
         touched = self._before_batch.pop("touched")
         record = {**self._before_batch, "updater": self.updater.start_part(self.step, touched)}
-        self.records.write(RecordKind.START, self.step, pack(record))
+        self._make_room()
+        self._write(RecordKind.START, record)
         self.journal.enter_step(self.step)
         self._open = True
         self.updater.begin_step()
@@ -194,12 +212,14 @@ class FitSession:
         if self._mid is None:
             return
         mid = self._mid
-        closure._step_fn = lambda: result_class(mid["loss"], extra=mid["output"])
+        closure._step_fn = lambda: result_class(thaw(mid["loss"]), extra=mid["output"])
         closure._zero_grad_fn = closure._backward_fn = None
 
     def before_forward(self) -> None:
         """The user's training step is about to run."""
         if self._entering is not None:
+            if self.pool.on_device:  # entered is when the device has come to this place, too
+                torch.cuda.current_stream(self._device).synchronize()
             self.page.entered_ns = time.monotonic_ns()
             self._entering(self.step)
             self._entering = None
@@ -228,16 +248,16 @@ class FitSession:
         part = self.updater.mid_part(self.step, skipped=skipped)
         mid = {
             "snapshot": self.snapshot.capture(),
-            "loss": loss,
+            "loss": freeze(loss),
             "output": output,
             "updater": part,
             "enter": None if self._first_batch else self._before_batch,
             **more,
         }
-        self.records.write(RecordKind.MID, self.step, pack(mid))
+        self._write(RecordKind.MID, mid)
         self.reach("mid_after", self.step)
         marker = Marker(self.step, Phase.READY)
-        self.page.publish(marker)
+        self.words.publish(marker)
         self.reach("ready", self.step)
         self._finish(part, marker)
 
@@ -252,21 +272,33 @@ class FitSession:
         if marker is None or marker.step != self.step:
             raise RecordError(f"the word of step {self.step} says {marker}")
         self._finish(mid["updater"], marker)
-        return mid
+        return {**mid, "loss": thaw(mid["loss"])}
 
     def _finish(self, part: dict[str, Any], marker: Marker) -> None:
         self.heartbeat(Activity.STEP)
         self._synchronise()
         if marker.phase < Phase.SYNCED:
             marker = Marker(self.step, Phase.SYNCED)
-            self.page.publish(marker)
+            self.words.publish(marker)
         self.reach("synced", self.step)
         self.updater.finish(self.step, part, marker)
         self._open = False
         self.step += 1
 
+    def _make_room(self) -> None:
+        """R4: a record slot is used again only when the stream has left the step whose record it held."""
+        if self.words.wait_until(lambda marker: may_record_start(self.step, marker), _STREAM_TIMEOUT):
+            self.page.slot_waits += 1
+
+    def _write(self, kind: RecordKind, value: dict[str, Any]) -> None:
+        data, streamed = pack_record(value, self._device, self.pool.driver)
+        self.records.write(kind, self.step, data, streamed)
+
     def _synchronise(self) -> None:
-        """The global synchronisation: no rank begins an update before every rank's gradients are final (R6)."""
+        """The global synchronisation: no rank begins an update before every rank's gradients are final (R6).
+
+        On a GPU it must be ordered like READY, in the stream, so it is a collective of that device.
+        """
         if self.identity.world > 1:
             self.page.waits += 1
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1, device=self._device))

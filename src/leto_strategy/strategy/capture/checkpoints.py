@@ -43,7 +43,7 @@ class CheckpointJournal:
         """A promoted trainer enters `step` again."""
         self._step, self._reentered = step, True
         if self._records is not None and self._records.holds(RecordKind.FILES, step):
-            self._written, self._removed, self._temporary = unpack(self._records.read(RecordKind.FILES, step))
+            self._written, self._removed, self._temporary = unpack(self._records.read(RecordKind.FILES, step).payload)
             for name in self._temporary:
                 with suppress(FileNotFoundError):
                     os.remove(name)

@@ -6,6 +6,8 @@ Lightning's own way to restart a loop is not exact in the middle of an epoch; on
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from itertools import chain, islice
+from operator import attrgetter, call
 from typing import Any
 
 _SEEN = "_seen_batches_per_dataloader"
@@ -58,19 +60,23 @@ class FitPosition:
         self._counters += [(trainer, "should_stop"), (trainer, "accumulate_grad_batches")]
         self._counters += [(fit, "_last_train_dl_reload_epoch"), (epoch.val_loop, "_last_val_dl_reload_epoch")]
         self._counters = [(owner, name) for owner, name in self._counters if hasattr(owner, name)]
+        self._owners = [owner for owner, _ in self._counters]
+        self._getters = [attrgetter(name) for _, name in self._counters]
         self._evaluations = [loop for loop in self._loops if hasattr(loop, _SEEN)]
 
     def capture(self) -> tuple[Any, ...]:
         """The values of all counters."""
-        trackers = tuple([tuple(values.values()) for values in self._trackers])
-        seen = tuple([dict(getattr(loop, _SEEN)) for loop in self._evaluations])
-        return trackers, tuple([getattr(owner, name) for owner, name in self._counters]), seen
+        # Loops in C: while a model trains, Python code and its constants have left the caches at every step.
+        trackers = tuple(chain.from_iterable(map(dict.values, self._trackers)))
+        seen = tuple(map(dict, map(attrgetter(_SEEN), self._evaluations)))
+        return trackers, tuple(map(call, self._getters, self._owners)), seen
 
     def restore(self, values: tuple[Any, ...]) -> None:
         """Set all counters."""
         trackers, counters, seen = values
-        for tracker, numbers in zip(self._trackers, trackers, strict=True):
-            tracker.update(zip(tracker, numbers, strict=True))
+        numbers = iter(trackers)
+        for tracker in self._trackers:
+            tracker.update(zip(tracker, islice(numbers, len(tracker)), strict=True))
         for (owner, name), value in zip(self._counters, counters, strict=True):
             setattr(owner, name, value)
         for loop, batches in zip(self._evaluations, seen, strict=True):

@@ -1,15 +1,15 @@
 """What Lightning has logged so far: result collections and the dictionaries of logged, callback and bar metrics."""
 
 from collections.abc import Callable
-from operator import is_
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
 
 from leto_strategy.errors import UnsupportedFeatureError
-from leto_strategy.strategy.capture import tensors
+from leto_strategy.strategy.capture.packing import pack, unpack
 from leto_strategy.strategy.capture.sameness import CONSTANTS
-from leto_strategy.strategy.capture.tensors import thaw
+from leto_strategy.strategy.capture.tensors import freeze, thaw
 
 _FIELDS = ("value", "cumulated_batch_size", "_computed", "_forward_cache", "has_reset", "_update_count")
 _META = (
@@ -25,6 +25,10 @@ class _MetricObject:
         self.path = path
 
 
+_Description = tuple[Any, bytes, Callable[[Any], tuple[Any, ...]]]
+"""The metric of a logged value; its fields' names and what it was logged with, packed; reads these fields."""
+
+
 class MetricState:
     """Captures and restores the training results and logged values.
 
@@ -37,68 +41,79 @@ class MetricState:
 
     def __init__(self, trainer: Any, result: Any, metric_class: type, reduce: Any) -> None:
         self._trainer, self._result, self._reduce = trainer, result, reduce
+        self._metric_class = metric_class
+        self._descriptions: dict[str, _Description] = {}
+        self._find()
+
+    def _find(self) -> None:
+        """Look for the metrics of the module; a start hook may make some."""
         self._objects: dict[str, Any] = {
             name: module
-            for name, module in trainer.lightning_module.named_modules()
-            if isinstance(module, metric_class)
+            for name, module in self._trainer.lightning_module.named_modules()
+            if isinstance(module, self._metric_class)
         }
-        self._fields: dict[int, tuple[Any, tuple[Any, ...]]] = {}
-        self._dicts = (_DictView(), _DictView(), _DictView())
         self._paths = {id(module): name for name, module in self._objects.items()}
+
+    def _path(self, metric: Any) -> str:
+        """The place of a metric that was logged.
+
+        Raises:
+            UnsupportedFeatureError: It is no part of the module.
+        """
+        if id(metric) not in self._paths:
+            self._find()
+        if id(metric) not in self._paths:
+            raise UnsupportedFeatureError(
+                f"self.log was given a {type(metric).__name__} that is no submodule of the LightningModule, which"
+                " strategy='leto' can't carry over a failure; keep it as an attribute of the module."
+            )
+        return self._paths[id(metric)]
 
     def capture(self) -> dict[str, Any]:
         """The state, ready to pack."""
         connector = self._trainer._logger_connector
         results = self._trainer.fit_loop.epoch_loop._results
-        frozen: dict[int, Any] = {}  # most tensors are in several places
-
-        def freeze(value: Any) -> Any:
-            key = id(value)
-            if key not in frozen:
-                frozen[key] = tensors.freeze(value)
-            return frozen[key]
-
+        known: dict[int, Any] = {}  # most tensors are in several places
+        dicts = connector._progress_bar_metrics, connector._logged_metrics, connector._callback_metrics
         return {
-            "results": {key: self._capture_one(metric, freeze) for key, metric in results.items()},
-            "dicts": [
-                view.capture(values)
-                for view, values in zip(
-                    self._dicts,
-                    (connector._progress_bar_metrics, connector._logged_metrics, connector._callback_metrics),
-                    strict=True,
-                )
-            ],
+            "results": {key: self._capture_one(key, metric, known) for key, metric in results.items()},
+            "dicts": [_frozen_values(values, known) for values in dicts],
             "place": (connector._first_loop_iter, connector._current_fx),
             "objects": {name: metric_state(metric) for name, metric in self._objects.items()},
         }
 
-    def _capture_one(self, metric: Any, freeze: Callable[[Any], Any]) -> tuple[Any, ...]:
-        meta, state = metric.meta, metric.__dict__
-        fields = self._fields.get(id(meta))
-        if fields is None or fields[0] is not meta:
-            fields = self._fields[id(meta)] = (meta, self._describe(meta))
-        values = {name: freeze(state[name]) for name in _FIELDS if name in state}
+    def _capture_one(self, key: str, metric: Any, known: dict[int, Any]) -> tuple[Any, ...]:
+        state = metric.__dict__
+        described = self._descriptions.get(key)
+        if described is None or described[0] is not metric:
+            described = self._descriptions[key] = self._describe(metric)
+        _, description, read = described
+        values = list(read(state))
+        for i, value in enumerate(values):
+            if type(value) is Tensor:
+                values[i] = _frozen(value, known)
         if not metric.is_tensor:
-            values["value"] = _MetricObject(self._paths[id(metric.value)])
-        return metric.is_tensor, fields[1], values
+            values[0] = _MetricObject(self._path(values[0]))
+        return metric.is_tensor, description, values
 
-    def _describe(self, meta: Any) -> tuple[Any, ...]:
-        """What a metric was logged with; it never changes."""
-        sync = meta.sync
+    def _describe(self, metric: Any) -> _Description:
+        """What a metric was logged with. It never changes: Lightning refuses other arguments for the same metric."""
+        meta, sync = metric.meta, metric.meta.sync
         if sync._group is not None:
             raise UnsupportedFeatureError(
                 f"self.log({meta.name!r}, sync_dist_group=...) can't be carried over a failure by strategy='leto' yet."
             )
-        return (
-            tuple(getattr(meta, name) for name in _META),
-            meta.reduce_fx.__name__,
-            (sync._should, sync.rank_zero_only, sync._op),
-        )
+        fields = [name for name in _FIELDS if name in vars(metric)]
+        given = tuple(getattr(meta, name) for name in _META)
+        arguments = given, meta.reduce_fx.__name__, (sync._should, sync.rank_zero_only, sync._op)
+        return metric, pack((fields, *arguments)), itemgetter(*fields)
 
     def restore(self, captured: dict[str, Any]) -> None:
         """Put the state back; groups of processes are those of this generation."""
         results = self._trainer.fit_loop.epoch_loop._results
         results.clear()
+        if not captured["objects"].keys() <= self._objects.keys():
+            self._find()
         for name, state in captured["objects"].items():
             restore_metric(self._objects[name], state)
         for key, one in captured["results"].items():
@@ -108,36 +123,34 @@ class MetricState:
         connector._progress_bar_metrics, connector._logged_metrics, connector._callback_metrics = bar, logged, callback
         connector._first_loop_iter, connector._current_fx = captured["place"]
 
-    def _restore_one(self, is_tensor: bool, description: tuple[Any, ...], values: dict[str, Any]) -> Any:
-        fields, reduce_fx, sync = description
-        meta = self._result._Metadata(reduce_fx=reduce_fx, **dict(zip(_META, fields, strict=True)))
+    def _restore_one(self, is_tensor: bool, description: bytes, values: list[Any]) -> Any:
+        fields, given, reduce_fx, sync = unpack(description)
+        meta = self._result._Metadata(reduce_fx=reduce_fx, **dict(zip(_META, given, strict=True)))
         should, rank_zero_only, op = sync
         meta.sync = self._result._Sync(_should=should, fn=self._reduce, rank_zero_only=rank_zero_only, _op=op)
         metric = self._result._ResultMetric(meta, is_tensor)
-        for name, value in values.items():
+        for name, value in zip(fields, values, strict=True):
             if isinstance(value, _MetricObject):
                 value = self._objects[value.path]
             metric.__dict__[name] = thaw(value)
         return metric
 
 
-class _DictView:
-    """A dictionary of logged values as it was captured last; most steps change none of the three."""
+def _frozen(tensor: Tensor, known: dict[int, Any]) -> Any:
+    """A plain value, read once in each capture: a collective writes in place without raising the version counter."""
+    key = id(tensor)
+    if key not in known:
+        known[key] = freeze(tensor)
+    return known[key]
 
-    def __init__(self) -> None:
-        self._values: list[Any] = []
-        self._versions: list[int] = []
-        self._frozen: dict[str, Any] = {}
 
-    def capture(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The dictionary with its tensors as plain values."""
-        current = list(values.values())
-        versions = [value._version for value in current if type(value) is Tensor]
-        same = len(current) == len(self._values) and all(map(is_, current, self._values))
-        if not same or versions != self._versions or values.keys() != self._frozen.keys():
-            self._values, self._versions = current, versions
-            self._frozen = {name: tensors.freeze(value) for name, value in values.items()}
-        return self._frozen
+def _frozen_values(values: dict[str, Any], known: dict[int, Any]) -> dict[str, Any]:
+    """The dictionary with its tensors as plain values."""
+    frozen = values.copy()
+    for name, value in values.items():
+        if type(value) is Tensor:
+            frozen[name] = _frozen(value, known)
+    return frozen
 
 
 def metric_state(metric: Any) -> dict[str, Any]:

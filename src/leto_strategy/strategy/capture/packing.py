@@ -5,6 +5,7 @@ a socket is ever unpickled. Aliases inside one packed value stay aliases.
 """
 
 import io
+import math
 import pickle
 from collections.abc import Iterable
 from functools import cache
@@ -12,6 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from leto_strategy.config import trainer_identity
+from leto_strategy.memory.libcuda import CudaDriver
+from leto_strategy.recovery.records import Record
+from leto_strategy.strategy.capture.device_values import DeviceValues
 
 _retained: set[int] = set()
 """Addresses of parameters and gradients in retained memory."""
@@ -27,8 +33,13 @@ def _tensor_from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], 
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
+def _streamed(offset_bytes: int, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> Tensor:
+    raise AssertionError("a record with values of a GPU's stream is unpacked with them")
+
+
 def _to_device(tensor: Tensor, device: torch.device, requires_grad: bool) -> Tensor:
-    return tensor.to(device).requires_grad_(requires_grad)
+    """To the device again in a trainer; the user's process gets what was kept in host memory, like the weights."""
+    return (tensor if trainer_identity() is None else tensor.to(device)).requires_grad_(requires_grad)
 
 
 def _generator_from_state(state: Tensor, device: str) -> torch.Generator:
@@ -37,7 +48,8 @@ def _generator_from_state(state: Tensor, device: str) -> torch.Generator:
     return generator
 
 
-def _reduce_tensor(tensor: Tensor) -> Any:
+def reduce_tensor(tensor: Tensor) -> Any:
+    """How a plain tensor is pickled: as its bytes, and its device where that is another one than the host."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return NotImplemented
     requires_grad = tensor.requires_grad and tensor.is_leaf
@@ -88,12 +100,18 @@ class _Pickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, forbidden: tuple[type, ...]) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
         self._forbidden = forbidden
+        self.streamed: DeviceValues | None = None
+        """Takes tensors on a GPU, whose values are not waited for; None copies them here and now."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor:
             if self._forbidden and _retained and value.data_ptr() in _retained:
                 raise pickle.PicklingError("it is a parameter or gradient itself; keep a .clone() of it")
-            return _reduce_tensor(value)
+            if self.streamed is not None and value.is_cuda and value.layout is torch.strided:
+                offset_bytes = self.streamed.take(value)
+                requires_grad = value.requires_grad and value.is_leaf
+                return _streamed, (offset_bytes, value.dtype, tuple(value.shape), requires_grad)
+            return reduce_tensor(value)
         if type(value) is torch.Generator:
             return _generator_from_state, (value.get_state(), str(value.device))
         if self._forbidden and isinstance(value, self._forbidden):
@@ -124,8 +142,9 @@ class _Packer:
         self._stream = io.BytesIO()
         self._pickler = _Pickler(self._stream, forbidden)
 
-    def pack(self, value: Any) -> bytes:
+    def pack(self, value: Any, streamed: DeviceValues | None = None) -> bytes:
         stream = self._stream
+        self._pickler.streamed = streamed
         stream.seek(0)
         stream.truncate()
         try:
@@ -140,6 +159,9 @@ def _packer(forbidden: tuple[type, ...]) -> _Packer:
     return _Packer(forbidden)
 
 
+_plain_packer = _Packer(())
+
+
 def pack(value: Any, *, forbidden: tuple[type, ...] = (), names: ModuleNames | None = None) -> bytes:
     """Bytes of `value`.
 
@@ -152,7 +174,7 @@ def pack(value: Any, *, forbidden: tuple[type, ...] = (), names: ModuleNames | N
         pickle.PicklingError: A forbidden type is inside, or the value can't be pickled (other pickling errors too).
     """
     if names is None:
-        return _packer(forbidden).pack(value)
+        return _packer(forbidden).pack(value) if forbidden else _plain_packer.pack(value)
     stream = io.BytesIO()
     pickler = _NamingPickler(stream, forbidden)
     pickler.names = names
@@ -163,3 +185,42 @@ def pack(value: Any, *, forbidden: tuple[type, ...] = (), names: ModuleNames | N
 def unpack(data: bytes, names: ModuleNames | None = None) -> Any:
     """Inverse of `pack`."""
     return pickle.loads(data) if names is None else _NamingUnpickler(data, names).load()
+
+
+class _StreamUnpickler(pickle.Unpickler):
+    """Makes tensors of the bytes that a stream has stored."""
+
+    def __init__(self, data: bytes, stream: bytes, device: torch.device) -> None:
+        super().__init__(io.BytesIO(data))
+        self._values, self._device = stream, device
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve a global; ours is answered with the values at hand."""
+        if (module, name) == (_streamed.__module__, _streamed.__name__):
+            return self._tensor
+        return super().find_class(module, name)
+
+    def _tensor(self, offset_bytes: int, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> Tensor:
+        size_bytes = dtype.itemsize * math.prod(shape)
+        data = self._values[offset_bytes : offset_bytes + size_bytes]
+        return _tensor_from_bytes(data, dtype, shape, False).to(self._device).requires_grad_(requires_grad)
+
+
+def pack_record(value: Any, device: torch.device, driver: CudaDriver | None) -> tuple[bytes, DeviceValues | None]:
+    """Bytes of a record, and its tensors on a GPU, which the stream will bring to the host.
+
+    Args:
+        value: As in `pack`.
+        device: Where the rank trains.
+        driver: The GPU's, None on the CPU.
+    """
+    if driver is None:
+        return _packer(()).pack(value), None
+    streamed = DeviceValues(device, driver)
+    data = _packer(()).pack(value, streamed)
+    return data, streamed.gather()
+
+
+def unpack_record(record: Record, device: torch.device) -> Any:
+    """Inverse of `pack_record`; tensors of the stream are on `device` again."""
+    return _StreamUnpickler(record.payload, record.stream, device).load()

@@ -5,6 +5,7 @@ gradients are final.
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from leto_strategy.strategy.capture.metrics import MetricState
 from leto_strategy.strategy.capture.rng import capture_rng, restore_rng
 from leto_strategy.strategy.capture.tensors import freeze, thaw
 from leto_strategy.strategy.flavour import Flavour
+from leto_strategy.strategy.scaling import capture_precision, restore_precision
 
 
 class FitSnapshot:
@@ -32,7 +34,8 @@ class FitSnapshot:
     def __init__(
         self, trainer: Any, flavour: Flavour, loggers: LoggerState, generators: Callable[[], list[torch.Generator]]
     ) -> None:
-        self._trainer, self._loggers, self._generators = trainer, loggers, generators
+        self._loggers, self._generators = loggers, generators
+        self._strategy, self._precision = trainer.strategy, trainer.precision_plugin
         module: nn.Module = trainer.lightning_module
         loop_class = flavour.pytorch("loops.loop")._Loop
         self.position = FitPosition(trainer, loop_class, flavour.pytorch("loops.progress")._BaseProgress)
@@ -42,18 +45,19 @@ class FitSnapshot:
         self._modules = list(module.modules())
         self._parameters = list(module.parameters())
         self._module = module
+        self._buffer_dicts: list[dict[str, Any]] = [part._buffers for part in self._modules]
         self._buffers: list[tuple[str, nn.Module, str]] = []
-        self._num_buffers = 0
+        self._buffer_keys: list[tuple[str, ...]] = []
 
     def capture(self) -> dict[str, Any]:
         """The state now."""
-        strategy = self._trainer.strategy
+        strategy = self._strategy
         return {
             "position": self.position.capture(),
             "schedulers": [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs],
             "groups": [hyper_parameters(optimizer) for optimizer in strategy.optimizers],
             "syncs_buffers": strategy.syncs_buffers,
-            "precision": self._trainer.precision_plugin.state_dict(),
+            "precision": capture_precision(self._precision),
             "user": self.user.capture(),
             "rng": capture_rng(self._generators()),
             "buffers": [
@@ -61,8 +65,8 @@ class FitSnapshot:
                 for name, module, leaf in self._named_buffers()
             ],
             "metrics": self._metrics.capture(),
-            "modes": bytes([module.training for module in self._modules]),
-            "trained": bytes([parameter.requires_grad for parameter in self._parameters]),
+            "modes": bytes(map(attrgetter("training"), self._modules)),
+            "trained": bytes(map(attrgetter("requires_grad"), self._parameters)),
             "loggers": self._loggers.capture(),
         }
 
@@ -74,7 +78,7 @@ class FitSnapshot:
             before_fetch: The state is that before a batch is fetched.
             logs: Return the loggers to their positions and let them write.
         """
-        strategy = self._trainer.strategy
+        strategy = self._strategy
         if before_fetch:
             self.position.restore_for_fetch(state["position"])
         else:
@@ -85,7 +89,7 @@ class FitSnapshot:
             for group, values in zip(getattr(optimizer, "param_groups", []), groups, strict=True):
                 group.update(values)
         strategy.syncs_buffers = state["syncs_buffers"]
-        self._trainer.precision_plugin.load_state_dict(state["precision"])
+        restore_precision(self._precision, state["precision"])
         self.user.restore(state["user"])
         self._restore_buffers(state["buffers"])
         self._metrics.restore(state["metrics"])
@@ -98,9 +102,10 @@ class FitSnapshot:
         restore_rng(state["rng"], self._generators())
 
     def _named_buffers(self) -> list[tuple[str, nn.Module, str]]:
-        """Name, owner and key of every buffer; looked for again when their number has changed."""
-        if sum(len(module._buffers) for module in self._modules) != self._num_buffers:
-            self._num_buffers = sum(len(module._buffers) for module in self._modules)
+        """Name, owner and key of every buffer; looked for again when a module has others."""
+        keys = list(map(tuple, self._buffer_dicts))
+        if keys != self._buffer_keys:
+            self._buffer_keys = keys
             self._buffers = [
                 (f"{prefix}.{leaf}" if prefix else leaf, module, leaf)
                 for prefix, module in self._module.named_modules()
@@ -109,6 +114,10 @@ class FitSnapshot:
         return self._buffers
 
     def _restore_buffers(self, buffers: list[tuple[str, Any, bool]]) -> None:
+        recorded = {name for name, _, _ in buffers}
+        for name, owner, leaf in self._named_buffers():
+            if name not in recorded:
+                delattr(owner, leaf)
         with torch.no_grad():
             for name, frozen, persistent in buffers:
                 value = thaw(frozen)
@@ -131,4 +140,7 @@ class FitSnapshot:
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The parameter groups without their parameters."""
     groups = getattr(optimizer, "param_groups", [])  # Lightning's stand-in for "no optimizer" has none
-    return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    copies = list(map(dict, groups))
+    for copy in copies:
+        copy.pop("params", None)
+    return copies

@@ -23,7 +23,7 @@ _BYTES_MAX = 64 << 10
 _NEVER = frozenset(("_reversed_padding_repeated_twice", "_flat_weights", "_flat_weight_refs"))
 """Lists in torch's own layers that follow from what does not change."""
 _SHAPES = _NEVER | {
-    "in_channels", "out_channels", "kernel_size", "output_padding", "transposed", "groups", "padding_mode",
+    "in_channels", "out_channels", "kernel_size", "output_padding", "transposed", "groups",
     "in_features", "out_features", "num_features", "normalized_shape", "num_embeddings", "embedding_dim", "embed_dim",
 }  # fmt: skip
 """Attributes of torch's own layers that can't change while their parameters stay."""
@@ -58,7 +58,8 @@ class SubmoduleState(UserState):
     def _list(self) -> None:
         """Look which attributes there are, and make the function that reads them all."""
         for owner in self._owners:
-            owner.internal |= _SHAPES if type(owner.owner).__module__.startswith("torch.nn.") else _NEVER
+            has_shape = type(owner.owner).__module__.startswith("torch.nn.") and bool(owner.attributes["_parameters"])
+            owner.internal |= _SHAPES if has_shape else _NEVER
             owner.list_attributes()
         self._sizes = tuple(map(len, self._dicts))
         self._places = [(i, attribute) for i, owner in enumerate(self._owners) for attribute in owner.present]

@@ -16,11 +16,16 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
 def freeze(value: Any) -> Any:
-    """A plain CPU tensor as (code, shape, bytes), a scalar one as (code, None, number); all else as it is."""
-    if type(value) is not Tensor or value.requires_grad or value.is_cuda:
+    """A plain CPU tensor as (code, shape, bytes), a scalar one as (code, None, number); one on a GPU as a copy there.
+
+    All else as it is.
+    """
+    if type(value) is not Tensor:
         return value
+    if value.is_cuda and not value.requires_grad:
+        return value.clone()  # what is written to it later is not part of the record
     code = _CODES.get(value.dtype)
-    if code is None or value.layout is not torch.strided or value.device.type != "cpu":
+    if code is None or not value.is_cpu or value.requires_grad or value.layout is not torch.strided:
         return value
     if not value.ndim:
         return code, None, value.item()

@@ -4,10 +4,11 @@ An attribute is recorded when it differs from its value after setup. What change
 Watching a large mutable attribute costs a comparison at every step and its packing at every change; that is said once.
 """
 
+import io
 import pickle
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from operator import is_, itemgetter
 from typing import Any
@@ -80,13 +81,14 @@ class Owner:
         self.present: list[_Attribute] = []
         self.absent: list[_Attribute] = []
         self.size = 0
+        self.recorded: dict[str, Any] | None = None  # what `changes` has said, while it holds
         self._values: Callable[[dict[str, Any]], tuple[Any, ...]] = lambda _: ()
         self._last: tuple[Any, ...] = ()
         self.unsettled: list[_Attribute] = []
 
     def list_attributes(self) -> None:
         """Look which attributes there are; needed only when one has come or gone."""
-        self.size, self._last = len(self.attributes), ()
+        self.size, self._last, self.recorded = len(self.attributes), (), None
         names = sorted(self.attributes.keys() - self.internal)
         for name in names:
             if name not in self.known:
@@ -188,25 +190,35 @@ class UserState:
                     continue
                 if not self._watched(value) or self._bytes(value) is None:
                     self._freeze(attribute, value)
+                    if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+                        self._say(
+                            (owner.name, attribute.name),
+                            f"The attribute {attribute.name!r} of {owner.name} is an iterator, whose place Leto can't"
+                            " carry over a failure: after a recovery it begins anew. Keep how far you have come in a"
+                            " number beside it.",
+                        )
 
     def capture(self) -> list[dict[str, Any]]:
         """Changed attributes of each object: constants as they are, others packed; removed ones as `_Absent`."""
         captured = []
         for owner in self._owners:
-            attributes = owner.attributes
             exchanged = owner.exchanged()
-            for attribute in exchanged:
-                self._look(owner.name, attribute, attributes[attribute.name])
-            if exchanged is not owner.unsettled:
-                owner.settle()
-            captured.append(owner.changes())
+            if exchanged:
+                attributes = owner.attributes
+                looked = [self._look(owner.name, attribute, attributes[attribute.name]) for attribute in exchanged]
+                if True in looked:
+                    owner.recorded = None
+                    owner.settle()
+            if owner.recorded is None:
+                owner.recorded = owner.changes()
+            captured.append(owner.recorded)
         return captured
 
-    def _look(self, owner: str, attribute: _Attribute, value: Any) -> None:
-        """Find out what is to be recorded of an attribute that may have changed."""
+    def _look(self, owner: str, attribute: _Attribute, value: Any) -> bool:
+        """Find out what is to be recorded of an attribute that may have changed; False: what was recorded before."""
         sight = attribute.sight
         if sight is not None and value is attribute.last and sight.same(value):
-            return
+            return False
         attribute.last, attribute.sight = value, None
         attribute.settled = True
         before = attribute.baseline
@@ -217,6 +229,9 @@ class UserState:
             attribute.change = _SAME if same else value
         elif isinstance(value, nn.Module):
             self._look_at_module(owner, attribute, value)
+        elif isinstance(value, (types.FunctionType, types.MethodType)):
+            data = None if value == before else self._pack(owner, attribute.name, value)
+            attribute.change = _SAME if data is None else _Packed(data)
         elif not self._watched(value):
             attribute.change = _SAME
         else:
@@ -224,6 +239,7 @@ class UserState:
             attribute.change = _SAME if data is None or data == attribute.data else _Packed(data)
             if data is not None and not is_frozen(value):
                 attribute.settled, attribute.sight = False, Sight(value)
+        return True
 
     def _look_at_module(self, owner: str, attribute: _Attribute, value: nn.Module) -> None:
         """Another module than after setup: one that every trainer has, or one that was made meanwhile."""

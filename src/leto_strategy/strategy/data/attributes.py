@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from copy import copy
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -44,7 +45,8 @@ class AttributeWatch:
         self._baseline = capture_attributes(root)
         self._changes: dict[str, Any] = {}
         self._owners: list[dict[str, Any]] = []
-        self._values: list[tuple[Any, ...]] = []
+        self._lengths: list[int] = []
+        self._values: list[Any] = []
         self._mutable: list[tuple[Any, str]] = []
         self._look()
 
@@ -59,16 +61,18 @@ class AttributeWatch:
         _restore(self._root, self._baseline, changes)
 
     def _as_before(self) -> bool:
-        for owner, values in zip(self._owners, self._values, strict=True):
-            if len(owner) != len(values) or not all(map(is_, owner.values(), values)):
-                return False
+        if list(map(len, self._owners)) != self._lengths:
+            return False
+        if not all(map(is_, chain.from_iterable(map(dict.values, self._owners)), self._values)):
+            return False
         return all(repr(_plain(value)) == seen for value, seen in self._mutable)
 
     def _look(self) -> None:
         now = capture_attributes(self._root)
         self._changes = {path: plain for path, plain in now.items() if not _same(self._baseline.get(path), plain)}
         self._owners = [owner for _, owner in objects_below(self._root)]
-        self._values = [tuple(owner.values()) for owner in self._owners]
+        self._lengths = list(map(len, self._owners))
+        self._values = list(chain.from_iterable(map(dict.values, self._owners)))
         flat = [(n, v) for owner in self._owners for n, v in owner.items() if n not in _OTHERS]
         seen = [(value, _plain(value)) for _, value in flat if type(value) not in (*_SCALARS, tuple)]
         self._mutable = [(value, repr(plain)) for value, plain in seen if plain is not None]

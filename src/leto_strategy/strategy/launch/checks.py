@@ -10,6 +10,7 @@ from typing import Any
 from leto_strategy.errors import ConfigurationError, ResourceError, UnsupportedFeatureError
 from leto_strategy.strategy.capture.loggers import files_kind
 from leto_strategy.strategy.flavour import Flavour
+from leto_strategy.strategy.launch.reproducibility import warn_irreproducible
 
 _NUM_FILES_MINIMUM = 128
 
@@ -49,20 +50,44 @@ def check_trainer(trainer: Any, flavour: Flavour) -> None:
         UnsupportedFeatureError: A feature that comes with a later version.
         ResourceError: The machine's limits are too low.
     """
-    _check_devices(trainer)
+    check_devices(trainer)
     _check_environment(trainer, flavour)
     _check_features(trainer, flavour)
     _check_limits()
     check_directory(trainer.default_root_dir)
+    warn_irreproducible(trainer, flavour)
 
 
-def _check_devices(trainer: Any) -> None:
+def check_devices(trainer: Any) -> None:
+    """Raise for devices that the ranks can't train on, together or at all.
+
+    Raises:
+        ConfigurationError: Devices that are neither CPUs nor CUDA GPUs, both at once, a GPU shared without gloo, or
+            several nodes.
+        UnsupportedFeatureError: Protection on a GPU.
+    """
     strategy = trainer.strategy
-    kinds = {device.type for device in strategy.parallel_devices or []}
-    if kinds != {"cpu"}:
+    devices = list(strategy.parallel_devices or [])
+    kinds = {device.type for device in devices}
+    if len(kinds) > 1:
         raise ConfigurationError(
-            f"strategy='leto' runs on the CPU in this version, not on {', '.join(sorted(kinds)) or 'no device'}:"
-            " use Trainer(accelerator='cpu', devices=N)."
+            f"strategy='leto' trains on CPUs or on GPUs, not on both at once: parallel_devices are"
+            f" {', '.join(map(str, devices))}. Give all ranks the same kind."
+        )
+    if not kinds <= {"cpu", "cuda"} or not kinds:
+        raise ConfigurationError(
+            f"strategy='leto' runs on CPUs and on CUDA GPUs, not on {', '.join(sorted(kinds)) or 'no device'}:"
+            " use Trainer(accelerator='gpu', devices=N), or accelerator='cpu'."
+        )
+    shared = len({str(device) for device in devices}) < len(devices)
+    if kinds == {"cuda"} and shared and strategy._process_group_backend != "gloo":
+        raise ConfigurationError(
+            f"Several ranks on one GPU ({', '.join(map(str, devices))}) can't use NCCL, which wants one for each rank:"
+            " use LetoStrategy(..., process_group_backend='gloo'), or a device for each rank."
+        )
+    if kinds == {"cuda"} and strategy.leto.protection == "on":
+        raise UnsupportedFeatureError(
+            "LetoStrategy(protection='on') rebuilds lost pages on the CPU only in this version; leave it out on a GPU."
         )
     if trainer.num_nodes != 1:
         raise ConfigurationError(
@@ -95,6 +120,8 @@ def _check_features(trainer: Any, flavour: Flavour) -> None:
             "use precision='32-true', '64-true', 'bf16-true', '16-true', 'bf16-mixed' or '16-mixed'.",
         )
     if trainer.strategy._layer_sync is not None:
+        if {device.type for device in trainer.strategy.parallel_devices or []} == {"cuda"}:
+            later("SyncBatchNorm", "leave Trainer(sync_batchnorm=True) out.")
         raise ConfigurationError(
             "torch's SyncBatchNorm runs on GPUs only, so Trainer(sync_batchnorm=True) can't train on the CPU, under any"
             " strategy; leave it out."

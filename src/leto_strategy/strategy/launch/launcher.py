@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+import torch
+
 from leto_strategy.beginnings import beginnings, hash_seed
 from leto_strategy.config import (
     JOB_VARIABLE,
@@ -224,6 +226,8 @@ def build_launcher(flavour: Flavour) -> Any:
                 env={k: v for k, v in env.items() if k not in (JOB_VARIABLE, TRAINER_VARIABLE)},
                 cwd=start.cwd,
                 world=self._strategy.num_processes,
+                devices=tuple(device_name(device) for device in self._strategy.parallel_devices),
+                handle_bytes=config.handle_mib << 20,
                 call=call,
                 function=function,
                 root_dir=os.path.abspath(os.fspath(trainer.default_root_dir)),
@@ -248,6 +252,11 @@ def build_launcher(flavour: Flavour) -> Any:
 def arguments_of(function: Callable[..., Any], args: Any) -> dict[str, Any]:
     """The arguments of a bound method of the Trainer, by name."""
     return dict(zip(function.__code__.co_varnames[1:], args, strict=False))
+
+
+def device_name(device: torch.device) -> str:
+    """A device as the supervisor and the state managers call it."""
+    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 def _script() -> Script | None:

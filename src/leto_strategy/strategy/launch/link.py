@@ -2,6 +2,7 @@
 
 import socket
 import traceback
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,10 +20,20 @@ class SupervisorLink:
     def __init__(self, identity: TrainerIdentity) -> None:
         self._connection = FrameConnection(socket.socket(fileno=identity.control_fd))
 
-    def ready(self) -> dict[str, Any]:
-        """Say that everything is prepared and wait, for as long as it takes, to be promoted."""
+    def ready(self, prepare: Callable[[], None], work: Iterator[float] | None) -> dict[str, Any]:
+        """Say that everything is prepared and wait, for as long as it takes, to be promoted.
+
+        Args:
+            prepare: Called when a promotion is near: the active generation is being killed.
+            work: What may be done meanwhile, piece by piece; yields seconds until the next piece.
+        """
         self._say({"op": "ready"})
-        return self._expect("promote")
+        while True:
+            message = self._receive(work)
+            if message["op"] != "prepare":
+                assert message["op"] == "promote", f"expected promote, got {message}"
+                return message
+            prepare()
 
     def entered(self, step: int) -> None:
         """Say that the first forward pass that was not done yet has begun."""
@@ -50,14 +61,19 @@ class SupervisorLink:
         self._connection.send(message, timeout=_SEND_TIMEOUT)
 
     def _expect(self, op: str) -> dict[str, Any]:
+        message = self._receive()
+        assert message["op"] == op, f"expected {op}, got {message}"
+        return message
+
+    def _receive(self, work: Iterator[float] | None = None) -> dict[str, Any]:
+        """The next message, and until it comes the work."""
         while True:
+            seconds = None if work is None else next(work, None)
             try:
-                frame = self._connection.receive_one(timeout=_WAIT_TIMEOUT)
-                break
+                timeout = _WAIT_TIMEOUT if seconds is None else timedelta(seconds=seconds)
+                return self._connection.receive_one(timeout=timeout).message
             except TimeoutError:
                 continue  # a shadow waits for as long as nothing fails
-        assert frame.message["op"] == op, f"expected {op}, got {frame.message}"
-        return frame.message
 
 
 def _type_name(error: BaseException) -> str:
@@ -65,8 +81,28 @@ def _type_name(error: BaseException) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
+_DEVICE_ERRORS = (
+    "CUDA error",
+    "CUDA driver error",
+    "Triton Error [CUDA]",
+    "device-side assert",
+    "illegal memory access",
+    "unspecified launch failure",
+    "uncorrectable ECC",
+    "unhandled cuda error",  # NCCL: a call of CUDA's failed in it, because of what its own GPU did
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_INTERNAL_ERROR",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+)
+_COMMUNICATOR_ERRORS = ("gloo", "nccl", "connection closed by peer")
+
+
 def kind_of(error: BaseException) -> str:
-    """How the supervisor's table calls an exception."""
+    """How the supervisor's table calls an exception.
+
+    What torch and its libraries raise is told apart by its text, and is always a RuntimeError.
+    """
     text = str(error)
     name = type(error).__name__
     if isinstance(error, KeyboardInterrupt):
@@ -75,12 +111,17 @@ def kind_of(error: BaseException) -> str:
         return "sigterm"
     if isinstance(error, SystemExit):
         return "system_exit"
-    if isinstance(error, RuntimeError) and "DataLoader worker" in text and ("killed" in text or "exited" in text):
-        return "worker_killed"
-    if name in ("OutOfMemoryError", "MemoryError") or "out of memory" in text:
+    if name in ("OutOfMemoryError", "MemoryError"):
         return "out_of_memory"
-    if name == "AcceleratorError" or "CUDA error" in text or "device-side assert" in text:
+    if not isinstance(error, RuntimeError):
+        return "exception"
+    if "DataLoader worker" in text and ("killed" in text or "exited" in text):
+        return "worker_killed"
+    if "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text:
+        return "out_of_memory"
+    # An error of the GPU often comes through the communicator: its own text says more than who raised it.
+    if name == "AcceleratorError" or any(sign in text for sign in _DEVICE_ERRORS):
         return "device"
-    if name.startswith("Dist") or "gloo" in text.lower() or "NCCL" in text or "Connection closed by peer" in text:
+    if name.startswith("Dist") or any(sign in text.lower() for sign in _COMMUNICATOR_ERRORS):
         return "communicator"
     return "exception"

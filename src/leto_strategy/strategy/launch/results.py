@@ -2,6 +2,7 @@
 
 import pickle
 import traceback
+import warnings
 from typing import Any
 
 import torch
@@ -148,10 +149,20 @@ def _load_weights(module: Any, weights: list[tuple[str, Tensor, bool]]) -> None:
         name for name, _ in module.named_buffers(remove_duplicate=False)
     }:
         module.configure_model()  # layers that only a trainer has made so far
+    owners = dict(module.named_modules(remove_duplicate=False))
+    missing = {prefix for name, _, _ in weights if (prefix := name.rpartition(".")[0]) not in owners}
+    if missing:
+        warnings.warn(
+            f"Modules that were made during the call are in the trainers alone: {', '.join(sorted(missing))}. Make them"
+            " in __init__ or configure_model to find their weights here.",
+            stacklevel=2,
+        )
     with torch.no_grad():
         for name, value, persistent in weights:
             prefix, _, leaf = name.rpartition(".")
-            owner = module.get_submodule(prefix)
+            if prefix in missing:
+                continue
+            owner = owners[prefix]
             current = owner._parameters.get(leaf)
             if current is None:
                 current = owner._buffers.get(leaf)

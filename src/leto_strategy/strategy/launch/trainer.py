@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -125,9 +125,16 @@ class TrainerSide:
         )
         dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world, timeout=timeout)
 
-    def wait_for_promotion(self) -> dict[str, Any]:
-        """Wait at the gate; afterwards this trainer is the active one and speaks to the user."""
-        order = self._link.ready()
+    def wait_for_promotion(
+        self, prepare: Callable[[], None] = lambda: None, work: Iterator[float] | None = None
+    ) -> dict[str, Any]:
+        """Wait at the gate; afterwards this trainer is the active one and speaks to the user.
+
+        Args:
+            prepare: Called when the active generation is being killed: to do what may be done ahead of the fence.
+            work: What a shadow does while it waits, see `SupervisorLink.ready`.
+        """
+        order = self._link.ready(prepare, work if self.identity.role == "shadow" else None)
         self._promoted = True
         if self.identity.role == "shadow":
             self._speak()

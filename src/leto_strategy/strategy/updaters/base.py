@@ -7,6 +7,7 @@ from leto_strategy.faults import CrashPoints
 from leto_strategy.progress import Marker, ProgressPage
 from leto_strategy.recovery.records import RecordRing
 from leto_strategy.strategy.reducer import GradientReducer
+from leto_strategy.update.words import Words
 
 
 class Updater(ABC):
@@ -25,6 +26,11 @@ class Updater(ABC):
 
     reducer: GradientReducer
 
+    @property
+    def protected(self) -> str | None:
+        """What of the state survives lost memory pages, in one sentence; None where nothing does."""
+        return None
+
     @abstractmethod
     def signature(self) -> str:
         """Text that is equal in every generation that builds the same model."""
@@ -41,8 +47,11 @@ class Updater(ABC):
     def allocate(self) -> None:
         """Allocate retained memory, or map it where an earlier generation did; nothing is written."""
 
+    def rehearse(self) -> None:  # noqa: B027
+        """Called in a shadow that waits: make ahead of time what a promotion needs; no content of memory is known."""
+
     @abstractmethod
-    def promoted(self, page: ProgressPage, records: RecordRing, reach: CrashPoints) -> None:
+    def promoted(self, page: ProgressPage, words: Words, records: RecordRing, reach: CrashPoints) -> None:
         """Retained memory may be written from now on."""
 
     @abstractmethod

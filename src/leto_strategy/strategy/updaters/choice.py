@@ -53,6 +53,11 @@ def choose_updater(
             )
     else:
         reason = None
+    if config.protection == "on":
+        raise UnsupportedFeatureError(
+            f"LetoStrategy(protection='on') needs the transactional updater, which is not possible here: {reason}. Use"
+            " protection='off'."
+        )
     return SnapshotUpdater(config, module, optimizers, pool, world=world), reason
 
 

@@ -25,6 +25,7 @@ from leto_strategy.strategy.capture.snapshot import hyper_parameters
 from leto_strategy.strategy.reducer import GradientReducer
 from leto_strategy.strategy.updaters.base import Updater
 from leto_strategy.strategy.updaters.states import StateSnapshots
+from leto_strategy.update.words import Words
 
 _TORCH_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"step", "_opt_called"}
 
@@ -86,9 +87,9 @@ class SnapshotUpdater(Updater):
     def allocate(self) -> None:
         """Nothing: the size of a state is known when it is written."""
 
-    def promoted(self, page: ProgressPage, records: RecordRing, reach: CrashPoints) -> None:
+    def promoted(self, page: ProgressPage, words: Words, records: RecordRing, reach: CrashPoints) -> None:
         """Open the snapshots."""
-        self._page, self._reach = page, reach
+        self._page, self._words, self._reach = page, words, reach
         self._snapshots = StateSnapshots(self._pool, records, reach, self._named)
 
     def attach(self, *, resuming: bool) -> None:
@@ -153,7 +154,7 @@ class SnapshotUpdater(Updater):
     def finish(self, step: int, mid: dict[str, Any], marker: Marker) -> None:
         """Everything is done: say so."""
         if marker.phase is not Phase.DONE:
-            self._page.publish(Marker(step, Phase.DONE))
+            self._words.publish(Marker(step, Phase.DONE))
         self._reach("update_done", step, 0)
 
     def _write(self, step: int) -> None:

@@ -19,7 +19,7 @@ from leto_strategy.memory.backend import Kind, Region, RegionSpec
 from leto_strategy.memory.pool import ResilientMemoryPool
 from leto_strategy.memory.tensors import tensor_from_pool
 from leto_strategy.recovery.records import RecordKind, RecordRing
-from leto_strategy.strategy.capture.packing import pack, unpack
+from leto_strategy.strategy.capture.packing import pack, reduce_tensor, unpack
 
 _NUM_STATES = 2  # that of the step which may have to be redone, and that of the next
 _CAPACITY_BYTES_MIN = 1 << 16
@@ -73,6 +73,8 @@ class StateSnapshots:
                 if index == len(kept) // 2:
                     self._reach("snapshot_middle", step - 1)
                 view.copy_(tensor)
+        if self._pool.on_device:  # the record is the host's word that the last byte is there
+            torch.cuda.current_stream(self._pool.device).synchronize()
         self._records.write(RecordKind.STATE, step, pickle.dumps((region.spec.name, places, text)))
         self._last = (step, text, kept)
 
@@ -82,7 +84,7 @@ class StateSnapshots:
         Raises:
             RecordError: It is not there.
         """
-        name, places, text = pickle.loads(self._records.read(RecordKind.STATE, step))
+        name, places, text = pickle.loads(self._records.read(RecordKind.STATE, step).payload)
         region = self._attach(name)
         kept = [_view(self._pool, region, place) for place in places]
         self._last = (step, text, kept)
@@ -113,7 +115,7 @@ class StateSnapshots:
 
     def _take_apart(self, tree: Any) -> tuple[bytes, list[Tensor]]:
         stream = io.BytesIO()
-        pickler = _Pickler(stream, self._name_of)
+        pickler = _Pickler(stream, self._name_of, torch.device(self._pool.device))
         pickler.dump(tree)
         return stream.getvalue(), pickler.tensors
 
@@ -152,10 +154,11 @@ def _view(pool: ResilientMemoryPool, region: Region, place: _Place) -> Tensor:
 
 
 class _Pickler(pickle.Pickler):
-    """Takes tensors out of what it pickles; the same object twice stays the same object."""
+    """Takes the tensors of a device out of what it pickles; the same object twice stays the same object."""
 
-    def __init__(self, stream: io.BytesIO, name_of: Mapping[int, str]) -> None:
+    def __init__(self, stream: io.BytesIO, name_of: Mapping[int, str], device: torch.device) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
+        self._device = device
         self.tensors: list[Tensor] = []
         self._name_of = name_of
         self._index: dict[int, int] = {}
@@ -165,10 +168,16 @@ class _Pickler(pickle.Pickler):
             return self._name_of[id(value)]
         if type(value) not in (Tensor, Parameter) or value.layout is not torch.strided or value.is_quantized:
             return None
+        if value.device != self._device:  # step counts of torch's optimizers stay in host memory
+            return None
         if id(value) not in self._index:
             self._index[id(value)] = len(self.tensors)
             self.tensors.append(value)
         return self._index[id(value)]
+
+    def reducer_override(self, value: Any) -> Any:
+        """Tensors that are not taken out."""
+        return reduce_tensor(value) if type(value) is Tensor else NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):

@@ -3,6 +3,8 @@
 For one Adam, AdamW or SGD. What a kill interrupts is finished by the next generation from the gradients that are there.
 """
 
+import warnings
+from operator import is_
 from typing import Any
 
 import torch
@@ -18,11 +20,18 @@ from leto_strategy.strategy.capture.snapshot import hyper_parameters
 from leto_strategy.strategy.reducer import GradientReducer
 from leto_strategy.strategy.updaters.base import Updater
 from leto_strategy.strategy.updaters.versions import ParameterVersions
+from leto_strategy.update.coded import CodedProtection
 from leto_strategy.update.layout import StateLayout
+from leto_strategy.update.losing import destroy
 from leto_strategy.update.optimizers import OptimizerAdapter, adapter_for
+from leto_strategy.update.paging import Paging
+from leto_strategy.update.pieces import pieces_of
+from leto_strategy.update.protected_memory import ProtectedMemory
+from leto_strategy.update.protection import NoProtection, Protection
 from leto_strategy.update.publication import StatePublisher, pack_steps, unpack_steps
 from leto_strategy.update.state import RetainedState
 from leto_strategy.update.transaction import ResumableModelUpdater
+from leto_strategy.update.words import Words
 
 
 class TransactionalUpdater(Updater):
@@ -52,6 +61,8 @@ class TransactionalUpdater(Updater):
         *,
         world: int,
     ) -> None:
+        if config.protection == "on" and pool.on_device:
+            raise UnsupportedFeatureError("LetoStrategy(protection='on') is not possible on a GPU yet; leave it out")
         self._adapter = adapter_for(optimizer)
         self._config, self._module, self._optimizer = config, module, optimizer
         self._layout = self._plan(self._adapter)
@@ -68,6 +79,7 @@ class TransactionalUpdater(Updater):
             adapter,
             chunk_bytes=self._config.chunk_bytes,
             bucket_bytes=int(self._config.bucket_cap_mb * (1 << 20)),
+            paging=_paging(self._config),
         )
 
     def signature(self) -> str:
@@ -79,27 +91,65 @@ class TransactionalUpdater(Updater):
         self._layout.require_signature(expected)
 
     def allocate(self) -> None:
-        """Parameters, moments, gradients, undo."""
+        """Parameters, moments, gradients, undo; all their tensors are made now, and not in a recovery."""
         self._state = RetainedState(self._layout, self._pool)
+        self._chunks = pieces_of(self._layout, self._state)
+        self._gradients = [self._state.gradient(slot) for slot in self._layout.slots]
+        for slot in (*self._layout.slots, *self._layout.frozen):
+            self._state.parameter(slot)
+            self._state.moments(slot)
+        self._memory: ProtectedMemory | None = None
+        if self._layout.shape is not None:
+            self._memory = ProtectedMemory(self._layout, self._state, self._pool)
         self._publisher = StatePublisher(self._layout, self._state, self._adapter)
         self._steps = self._publisher.initial_steps()
 
-    def promoted(self, page: ProgressPage, records: RecordRing, reach: CrashPoints) -> None:
+    @property
+    def protected(self) -> str | None:
+        """What is protected, in one sentence; None where nothing is."""
+        if self._layout.shape is None or self._layout.paging is None:
+            return None
+        shape, page_bytes = self._layout.shape, self._layout.paging.page_bytes
+        num_pages = sum(group.num_pages for group in shape.groups)
+        parity = len(shape.groups) * (shape.num_parity + shape.num_second)
+        return (
+            f"{num_pages} pages of {page_bytes >> 10} KiB of parameters and optimizer state in {len(shape.groups)} "
+            f"protection groups, any {shape.num_parity} pages of which can be rebuilt from {parity} pages of parity "
+            "in host memory"
+        )
+
+    def rehearse(self) -> None:
+        """Entries of the optimizer's state, and what computes parity."""
+        self._publisher.prepare(self._optimizer)
+        if self._memory is not None:
+            self._memory.prepare()
+
+    def promoted(self, page: ProgressPage, words: Words, records: RecordRing, reach: CrashPoints) -> None:
         """Make the transaction."""
         self._page, self._reach = page, reach
-        self._transaction = ResumableModelUpdater(self._layout, self._state, page, self._adapter, reach=reach)
+        self._protection: Protection = NoProtection()
+        if self._memory is not None:
+            memory = self._memory
+            self._protection = CodedProtection(memory, reach=reach)
+            reach.lose = lambda loss: destroy(memory, loss)
+        self._transaction = ResumableModelUpdater(
+            self._layout, self._chunks, words, self._adapter, reach=reach, protection=self._protection
+        )
 
     def attach(self, *, resuming: bool) -> None:
         """Let parameters and gradients be retained memory; at the very beginning copy the values there first."""
-        if not resuming:
-            self._state.copy_parameters_in()
+        if resuming:
+            self._recover()
+        else:
+            self._state.initialise()
             self._steps = self._publisher.adopt_state(self._optimizer)
+            self._protection.encode()
         self._state.attach_parameters()
         slots = self._layout.slots
-        self._gradients = [self._state.gradient(slot) for slot in slots]
+        self._trained = [slot.parameter for slot in slots]
         index_of = {slot.name: i for i, slot in enumerate(slots)}
         self.reducer = GradientReducer(
-            [slot.parameter for slot in slots],
+            self._trained,
             self._gradients,
             [[index_of[slot.name] for slot in bucket.slots] for bucket in self._layout.buckets],
             [self._state.bucket(i) for i in range(len(self._layout.buckets))],
@@ -111,6 +161,19 @@ class TransactionalUpdater(Updater):
         )
         self._versions = ParameterVersions(self._module)
         note_retained([*self._gradients, *(slot.parameter for slot in (*slots, *self._layout.frozen))])
+
+    def _recover(self) -> None:
+        """Rebuild what is lost, before anything reads retained memory."""
+        recovered = self._protection.recover(self._page.marker)
+        self._page.pages_rebuilt = recovered.num_pages
+        self._page.localise_us = int(1e6 * recovered.localise_seconds)
+        self._page.rebuild_us = int(1e6 * recovered.rebuild_seconds)
+        if recovered.gradients_zeroed:
+            warnings.warn(
+                f"leto: gradients of the groups {list(recovered.gradients_zeroed)} were lost after the update had used"
+                " them; hooks of this step find zeros",
+                stacklevel=2,
+            )
 
     def check_loaded(self) -> None:
         """Plan again, with the options that were loaded."""
@@ -131,12 +194,12 @@ class TransactionalUpdater(Updater):
                 " updater can't follow. Use LetoStrategy(updater='sync_snapshot'), or put all parameters into"
                 " configure_optimizers."
             )
-        thawed = next((name for name, parameter in self._frozen if parameter.requires_grad), None)
-        if thawed is not None:
-            raise UnsupportedFeatureError(
-                f"The parameter {thawed!r} was frozen when training began and is trained now, which the transactional"
-                " updater can't follow. Use LetoStrategy(updater='sync_snapshot')."
-            )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UnsupportedFeatureError(
+                    f"The parameter {name!r} was frozen when training began and is trained now, which the transactional"
+                    " updater can't follow. Use LetoStrategy(updater='sync_snapshot')."
+                )
 
     def leave(self) -> None:
         """Let the hooks at the end of training write parameters: in copies, for they run again after a failure."""
@@ -146,7 +209,7 @@ class TransactionalUpdater(Updater):
 
     def touched(self) -> bytes:
         """One byte a trained parameter."""
-        return bytes([slot.parameter.grad is not None for slot in self._layout.slots])
+        return bytes([parameter.grad is not None for parameter in self._trained])
 
     def start_part(self, step: int, touched: bytes) -> dict[str, Any]:
         """Step counts, and which parameters have a gradient for zero_grad to find."""
@@ -184,15 +247,16 @@ class TransactionalUpdater(Updater):
     def mid_part(self, step: int, *, skipped: bool) -> dict[str, Any]:
         """Bring gradients that a hook replaced back to retained memory; note which parameters have one."""
         self._publisher.require_unchanged(self._optimizer)
-        touched = bytearray()
-        for slot, view in zip(self._layout.slots, self._gradients, strict=True):
-            gradient = slot.parameter.grad
-            touched.append(int(gradient is not None))
-            if gradient is not None and gradient is not view and gradient.data_ptr() != view.data_ptr():
-                with torch.no_grad():
-                    view.copy_(gradient)
-                slot.parameter.grad = view
-        return {"touched": bytes(touched), "updated": bytes(len(touched)) if skipped else bytes(touched)}
+        gradients = [parameter.grad for parameter in self._trained]
+        if not all(map(is_, gradients, self._gradients)):
+            for parameter, gradient, view in zip(self._trained, gradients, self._gradients, strict=True):
+                if gradient is not None and gradient is not view and gradient.data_ptr() != view.data_ptr():
+                    with torch.no_grad():
+                        view.copy_(gradient)
+                    parameter.grad = view
+        self._protection.seal_gradients(step)
+        touched = bytes([gradient is not None for gradient in gradients])
+        return {"touched": touched, "updated": bytes(len(touched)) if skipped else touched}
 
     def recall(self, step: int, mid: dict[str, Any]) -> None:
         """The gradients."""
@@ -208,3 +272,9 @@ class TransactionalUpdater(Updater):
             resume=marker,
         )
         self._publisher.publish_state(self._optimizer, self._steps)
+
+
+def _paging(config: LetoConfig) -> Paging | None:
+    if config.protection == "off":
+        return None
+    return Paging(config.page_kib << 10, config.protection_pages, config.parity_pages, config.parity_pages_second)

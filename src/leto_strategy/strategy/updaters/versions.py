@@ -1,5 +1,7 @@
 """Notices writes to parameters outside the optimizer step, by the version counters of their tensors."""
 
+from operator import attrgetter
+
 import torch
 
 from leto_strategy.errors import StateChangedError
@@ -13,7 +15,10 @@ class ParameterVersions:
         for name, parameter in module.named_parameters():
             self._names.append(name)
             self._parameters.append(parameter)
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = self._read()
+
+    def _read(self) -> list[int]:
+        return list(map(attrgetter("_version"), self._parameters))
 
     def require_untouched(self) -> None:
         """Raise if something other than the optimizer step has written a parameter.
@@ -21,7 +26,7 @@ class ParameterVersions:
         Raises:
             StateChangedError: Names the first such parameter.
         """
-        if [parameter._version for parameter in self._parameters] == self._versions:
+        if self._read() == self._versions:
             return
         changed = [n for n, p, v in zip(self._names, self._parameters, self._versions, strict=True) if p._version != v]
         raise StateChangedError(

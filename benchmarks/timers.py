@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from leto_strategy.progress import ProgressPage
 from leto_strategy.recovery.records import RecordRing
 from leto_strategy.strategy import session
 from leto_strategy.strategy.capture import snapshot
@@ -23,13 +22,15 @@ from leto_strategy.strategy.capture.metrics import MetricState
 from leto_strategy.strategy.data.fit import FitData
 from leto_strategy.strategy.session import FitSession
 from leto_strategy.strategy.updaters.transactional import TransactionalUpdater
+from leto_strategy.update.words import HostWords, StreamWords
 
 RECORD_PARTS = ("start", "mid", "words")
 """start, mid: everything around the two records, START's capture before the fetch too. words: progress words. These
 are all parts of a run with `parts=False`, and their sum is what records cost."""
 
-OTHER_PARTS = ("update", "synchronise")
-"""What runs in between and is no record: the update but for its words; waiting for other ranks."""
+OTHER_PARTS = ("update", "synchronise", "room")
+"""What runs in between and is no record: the update but for its words; waiting for other ranks, and for a GPU to leave
+the slot of a record."""
 
 
 class RecordTimers:
@@ -48,8 +49,10 @@ class RecordTimers:
         self._wrap(FitSession, "batch_fetched", "start")
         self._wrap(FitSession, "end_step", "mid")
         self._wrap(FitSession, "_finish", "update")
-        self._wrap(ProgressPage, "publish", "words")
+        self._wrap(HostWords, "publish", "words")
+        self._wrap(StreamWords, "publish", "words")
         self._wrap(FitSession, "_synchronise", "synchronise")
+        self._wrap(FitSession, "_make_room", "room")
         if parts:
             self._wrap_parts()
 
@@ -67,7 +70,7 @@ class RecordTimers:
         self._wrap(LoggerState, "capture", "{}.capture.loggers")
         self._wrap(snapshot, "capture_rng", "{}.capture.rng")
         self._wrap(snapshot, "hyper_parameters", "{}.capture.groups")
-        self._wrap(session, "pack", "{}.pack")
+        self._wrap(session, "pack_record", "{}.pack")
         self._wrap(FitData, "record", "{}.data")
         self._wrap(RecordRing, "write", "{}.write")
         self._wrap(CheckpointJournal, "enter_step", "{}.journal")
@@ -77,9 +80,9 @@ class RecordTimers:
         write = RecordRing.write
         sizes = self._bytes
 
-        def noting(ring: RecordRing, kind: Any, step: int, payload: bytes) -> None:
-            sizes[f"bytes.{kind.name.lower()}"] = len(payload)
-            write(ring, kind, step, payload)
+        def noting(ring: RecordRing, kind: Any, step: int, payload: bytes, stream: Any = None) -> None:
+            sizes[f"bytes.{kind.name.lower()}"] = len(payload) + (0 if stream is None else stream.size_bytes)
+            write(ring, kind, step, payload, stream)
 
         RecordRing.write = noting  # type: ignore[method-assign, assignment]
 

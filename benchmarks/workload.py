@@ -1,17 +1,11 @@
-"""The script that the benchmarks train with: a small perceptron, and notes of what each rank did and when.
+"""The script that the benchmarks train with: a small perceptron, or a GPT with `--parameters`.
 
-Notes are lines of JSON: `forwards.r<rank>.jsonl` when a training step was entered, `steps.r<rank>.jsonl` when it was
-over, with loss, sample numbers and a hash of all weights. A file `stop` in the directory holds the number of steps
-after which training ends; it is written ahead of time, so that all ranks see it before they get there.
+What it notes, and how it is steered: `notes.py`.
 """
 
 import argparse
-import hashlib
 import json
-import os
-import resource
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.timers import RecordTimers
+from benchmarks.language import Language, Tokens, shape_of
+from benchmarks.notes import Notes, digest, note_forward, start_timers
 from leto_strategy import LetoStrategy
 
 NUM_FEATURES = 32
-_files: dict[Path, int] = {}
-_timers: RecordTimers | None = None
-
-
-def write_note(path: Path, note: dict[str, Any]) -> None:
-    """Append a line. Open files belong to the process: they must not be attributes, which a recovery carries over."""
-    if path not in _files:
-        _files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    os.write(_files[path], json.dumps(note).encode() + b"\n")
+NUM_BATCHES = 256
 
 
 class Numbers(Dataset[tuple[Tensor, int]]):
@@ -69,8 +56,7 @@ class Perceptron(pl.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Mean square."""
-        note = {"step": self.trainer.global_step, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
-        write_note(self.out / f"forwards.r{self.global_rank}.jsonl", note)
+        note_forward(self, self.out)
         loss: Tensor = ((self.net(batch[0]) - batch[0].mean(1, keepdim=True)) ** 2).mean()
         self.log("loss", loss)
         return loss
@@ -80,54 +66,15 @@ class Perceptron(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), 1e-3)
 
 
-class Notes(pl.Callback):
-    """Notes each step's end, and stops where the file `stop` says.
-
-    Args:
-        out: Directory of the notes.
-        exact: Note loss, samples and weights too.
-    """
-
-    def __init__(self, out: Path, exact: bool) -> None:
-        self.out, self.exact = out, exact
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """A step is over."""
-        note: dict[str, Any] = {"step": trainer.global_step - 1, "monotonic_ns": time.monotonic_ns()}
-        note["cpu_ns"] = time.process_time_ns()
-        if self.exact:
-            note |= {"loss": outputs["loss"].item().hex(), "ids": batch[1].tolist(), "weights": digest(pl_module)}
-        if _timers is not None:
-            note["parts_ns"] = _timers.take()
-        write_note(self.out / f"steps.r{trainer.global_rank}.jsonl", note)
-        stop = self.out / "stop"
-        if stop.exists() and trainer.global_step >= int(stop.read_text()):
-            trainer.should_stop = True
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Training is over: how much memory this process needed."""
-        rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        write_note(self.out / f"memory.r{trainer.global_rank}.jsonl", {"pid": os.getpid(), "rss_mib": rss_kib / 1024})
-
-
-def digest(module: nn.Module) -> str:
-    """Hash of all weights' bytes."""
-    sha = hashlib.sha256()
-    for _, value in sorted(module.state_dict().items()):
-        sha.update(value.contiguous().numpy())
-    return sha.hexdigest()[:24]
-
-
 def main() -> None:
     """Train until the file `stop` says so."""
-    global _timers
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--strategy", default="leto")
     parser.add_argument("--options", type=json.loads, default={}, help="options of LetoStrategy as JSON")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one GPU for all ranks")
+    parser.add_argument("--parameters", type=float, default=None, help="train a GPT of about so many parameters")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
@@ -135,25 +82,47 @@ def main() -> None:
     parser.add_argument("--timers", choices=("records", "parts"), help="time the step records")
     arguments = parser.parse_args()
     if arguments.timers:
-        _timers = RecordTimers(parts=arguments.timers == "parts")
+        start_timers(parts=arguments.timers == "parts")
     pl.seed_everything(3, verbose=False)
-    model = Perceptron(arguments.width, arguments.depth, arguments.out)
+    num_samples = NUM_BATCHES * arguments.batch_size * arguments.ranks
+    dataset: Dataset[tuple[Tensor, Any]]
+    if arguments.parameters:
+        shape = shape_of(int(arguments.parameters))
+        model: pl.LightningModule = Language(shape, arguments.out)
+        dataset = Tokens(shape, num_samples)
+    else:
+        model, dataset = Perceptron(arguments.width, arguments.depth, arguments.out), Numbers(num_samples)
     trainer = pl.Trainer(
-        strategy=LetoStrategy(**arguments.options) if arguments.strategy == "leto" else arguments.strategy,
-        accelerator="cpu",
-        devices=arguments.ranks,
+        strategy=strategy_of(arguments),
+        **devices_of(arguments),
         max_epochs=-1,
-        callbacks=[Notes(arguments.out, arguments.exact)],
+        callbacks=[Notes(arguments.out, exact=arguments.exact, large=bool(arguments.parameters))],
         default_root_dir=arguments.out,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    loader = DataLoader(Numbers(256 * arguments.batch_size * arguments.ranks), arguments.batch_size, shuffle=True)
-    trainer.fit(model, loader)
+    trainer.fit(model, DataLoader(dataset, arguments.batch_size, shuffle=True))
     if trainer.is_global_zero:
         (arguments.out / "result.json").write_text(json.dumps({"weights": digest(model), "steps": trainer.global_step}))
+
+
+def devices_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Options of the Trainer: where it trains, and how a GPU computes: alike each time."""
+    if arguments.device == "cpu":
+        return {"accelerator": "cpu", "devices": arguments.ranks}
+    return {"accelerator": "gpu", "devices": 1, "deterministic": True, "precision": "bf16-mixed"}
+
+
+def strategy_of(arguments: argparse.Namespace) -> Any:
+    """The strategy; several ranks on one GPU can be told to an object only."""
+    if arguments.strategy != "leto":
+        return arguments.strategy
+    options = dict(arguments.options)
+    if arguments.device == "cuda" and arguments.ranks > 1:
+        options |= {"parallel_devices": [torch.device("cuda:0")] * arguments.ranks, "process_group_backend": "gloo"}
+    return LetoStrategy(**options)
 
 
 if __name__ == "__main__":

@@ -38,12 +38,12 @@ def read_notes(directory: Path, rank: int) -> dict[int, list[dict[str, Any]]]:
     return notes
 
 
-def compare(expected: Path, actual: Path, *, steps: int) -> list[Check]:
+def compare(expected: Path, actual: Path, *, steps: int, num_ranks: int = NUM_RANKS) -> list[Check]:
     """Compare two runs: losses and batches of every step and rank, and the final weights."""
     checks = []
     for what, names in (("losses", ("loss",)), ("batches", ("ids", "batch"))):
         num, different = 0, []
-        for rank in range(NUM_RANKS):
+        for rank in range(num_ranks):
             want, have = read_notes(expected, rank), read_notes(actual, rank)
             for step in sorted(set(range(steps)) | set(want) | set(have)):
                 num += 1

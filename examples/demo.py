@@ -1,10 +1,10 @@
-"""Trains a small GPT on two CPU ranks, kills it four times with SIGKILL, and compares it with undisturbed runs.
+"""Trains a small GPT, kills it four times with SIGKILL, and compares it with undisturbed runs.
 
-`make demo`, or `python examples/demo.py`. Three kills are planned inside the trainers, at a point of a step; one comes
-from here, at a random moment. Everything that is said about equality is computed from what the runs wrote: losses by
-their bits, batches by their sample numbers and a hash of their bytes, weights by their bytes. Exit status 1 where
-anything differs or a planned kill did not happen. The training itself is `gpt.py` beside this file; it is run as a user
-would run it.
+It trains on one GPU where there is one, else on two CPU ranks. `make demo`, or `python examples/demo.py`. Three kills
+are planned inside the trainers, at a point of a step; one comes from here, at a random moment. Everything that is said
+about equality is computed from what the runs wrote: losses by their bits, batches by their sample numbers and a hash of
+their bytes, weights by their bytes. Exit status 1 where anything differs or a planned kill did not happen. The training
+itself is `gpt.py` beside this file; it is run as a user would run it.
 """
 
 import argparse
@@ -43,6 +43,41 @@ LOOK_SECONDS = 0.01
 LINES_WITHOUT_TERMINAL = 5
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the demo trains.
+
+    Args:
+        accelerator: As in the Trainer.
+        num_ranks: Number of ranks.
+        steps: Steps of a run: long enough for new shadows to be there before the next kill.
+        model: Arguments of `gpt.py`: sizes at which a step takes about a tenth of a second.
+        text: For people.
+    """
+
+    accelerator: str
+    num_ranks: int
+    steps: int
+    model: tuple[str, ...]
+    text: str
+
+    def arguments(self) -> list[str]:
+        """Arguments of `gpt.py`."""
+        return ["--accelerator", self.accelerator, "--devices", str(self.num_ranks), *self.model]
+
+
+CPU = Place("cpu", NUM_RANKS, 150, (), f"{NUM_RANKS} CPU ranks")
+GPU = Place("gpu", 1, 300, ("--width", "768", "--layers", "12", "--batch-size", "64"), "one GPU")
+
+
+def choose_place(accelerator: str) -> Place:
+    """Where to train: as asked, or on a GPU if there is one. No CUDA context is made for the question."""
+    import torch
+
+    on_gpu = torch.cuda.is_available() if accelerator == "auto" else accelerator == "gpu"
+    return GPU if on_gpu else CPU
+
+
 @dataclass
 class Kill:
     """One SIGKILL.
@@ -75,13 +110,14 @@ class Kill:
         return phases
 
 
-def plan_kills(steps: int) -> list[Kill]:
+def plan_kills(steps: int, num_ranks: int) -> list[Kill]:
     """The kills of a run of `steps` steps; the one without a point is done from here."""
+    last = num_ranks - 1
     return [
-        Kill(1, steps * 2 // 10, "rank 1, in its forward pass", "forward"),
+        Kill(last, steps * 2 // 10, f"rank {last}, in its forward pass", "forward"),
         Kill(0, steps * 4 // 10, "rank 0, from outside, at random"),
         Kill(0, steps * 7 // 10, "rank 0, in the middle of its update", "chunk_updating", chunk=1),
-        Kill(1, steps - 1, "rank 1, on the last step", "backward"),
+        Kill(last, steps - 1, f"rank {last}, on the last step", "backward"),
     ]
 
 
@@ -144,10 +180,14 @@ class Run:
         steps: Number of steps.
         strategy: Name of the strategy.
         kills: SIGKILLs, in the order of their steps.
+        place: Where it trains.
     """
 
-    def __init__(self, name: str, title: str, out: Path, *, steps: int, strategy: str, kills: list[Kill]) -> None:
+    def __init__(
+        self, name: str, title: str, out: Path, *, steps: int, strategy: str, kills: list[Kill], place: Place
+    ) -> None:
         self.title, self.directory, self.steps, self.strategy, self.kills = title, out / name, steps, strategy, kills
+        self.place = place
         self._pids: list[int] = []
         self._ready = False
         self._entered_ns = 0
@@ -187,6 +227,7 @@ class Run:
     def _process(self) -> Iterator[subprocess.Popen[bytes]]:
         """`python gpt.py`, in a process group of its own, so that this process decides how it is ended."""
         arguments = ["--out", str(self.directory), "--steps", str(self.steps), "--strategy", self.strategy]
+        arguments += self.place.arguments()
         planned = [
             {"rank": kill.rank, "step": kill.step, "point": kill.point, "chunk": kill.chunk}
             for kill in self.kills
@@ -285,7 +326,10 @@ class Run:
 def compare_all(runs: list[Run]) -> dict[str, list[Check]]:
     """Compare the first run with each of the others."""
     killed = runs[0]
-    return {run.title: compare(run.directory, killed.directory, steps=killed.steps) for run in runs[1:]}
+    return {
+        run.title: compare(run.directory, killed.directory, steps=killed.steps, num_ranks=killed.place.num_ranks)
+        for run in runs[1:]
+    }
 
 
 def all_identical(comparisons: Mapping[str, list[Check]]) -> bool:
@@ -373,9 +417,9 @@ def paint(out: Path, runs: Mapping[str, Path], kills: list[Kill], summary: Mappi
 
 
 def _curve(name: str, directory: Path) -> Curve:
-    by_rank = [read_notes(directory, rank) for rank in range(NUM_RANKS)]
+    by_rank = [read_notes(directory, rank) for rank, _ in enumerate(directory.glob("steps.r*.jsonl"))]
     steps = sorted(set.intersection(*(set(notes) for notes in by_rank)))
-    losses = [sum(float.fromhex(notes[step][0]["loss"]) for notes in by_rank) / NUM_RANKS for step in steps]
+    losses = [sum(float.fromhex(notes[step][0]["loss"]) for notes in by_rank) / len(by_rank) for step in steps]
     ends = [by_rank[0][step][0]["monotonic_ns"] / 1e6 for step in steps]
     return Curve(name, losses, [math.nan, *(b - a for a, b in pairwise(ends))])
 
@@ -384,33 +428,39 @@ def main() -> int:
     """Run the demo; returns the exit status."""
     parser = argparse.ArgumentParser(description="Train, kill -9 four times, compare with undisturbed runs.")
     parser.add_argument("--out", type=Path, default=ROOT / "examples" / "out", help="directory of all that is written")
-    parser.add_argument("--steps", type=int, default=150, help="steps of each run, at least 10")
+    parser.add_argument("--accelerator", choices=("auto", "cpu", "gpu"), default="auto", help="auto: a GPU if there is")
+    parser.add_argument("--steps", type=int, default=None, help="steps of each run, at least 10; default: by device")
     parser.add_argument("--seed", type=int, default=None, help="of the moment of the kill from outside")
     parser.add_argument("--no-ddp", action="store_true", help="leave out the run with Lightning's own ddp")
     parser.add_argument("--compare-only", action="store_true", help="only compare again what is in --out")
     options = parser.parse_args()
-    if options.steps < 10:
-        parser.error(f"--steps {options.steps}: use at least 10")
+    place = choose_place(options.accelerator)
+    steps = place.steps if options.steps is None else options.steps
+    if steps < 10:
+        parser.error(f"--steps {steps}: use at least 10")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if out == ROOT / "examples" / "out":
         (out / ".gitignore").write_text("*\n")
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
-    screen, kills = Screen(options.steps), plan_kills(options.steps)
+    screen, kills = Screen(steps), plan_kills(steps, place.num_ranks)
+
+    def run_of(name: str, what: str, strategy: str, kills: list[Kill]) -> Run:
+        title = f'strategy="{strategy}", {what}'
+        return Run(name, title, out, steps=steps, strategy=strategy, kills=kills, place=place)
+
     runs = [
-        Run("killed", 'strategy="leto", killed four times', out, steps=options.steps, strategy="leto", kills=kills),
-        Run("undisturbed", 'strategy="leto", undisturbed', out, steps=options.steps, strategy="leto", kills=[]),
-        Run("ddp", 'strategy="ddp", undisturbed', out, steps=options.steps, strategy="ddp", kills=[]),
+        run_of("killed", "killed four times", "leto", kills),
+        run_of("undisturbed", "undisturbed", "leto", []),
+        run_of("ddp", "undisturbed", "ddp", []),
     ]
     runs = runs[:2] if options.no_ddp else runs
     if options.compare_only:
         comparisons = compare_all(runs)
         show_comparisons(screen, comparisons)
         return int(not all_identical(comparisons))
-    screen.console.print(
-        f"A GPT on the text of CPython's documentation, {NUM_RANKS} CPU ranks, {options.steps} steps; seed {seed}\n"
-    )
+    screen.console.print(f"A GPT on the text of CPython's documentation, {place.text}, {steps} steps; seed {seed}\n")
     try:
         for run in runs:
             run.train(screen, random.Random(seed))

@@ -135,7 +135,7 @@ class Notes(pl.Callback):
             "step": trainer.global_step - 1,
             "loss": outputs["loss"].item().hex(),
             "ids": ids.tolist(),
-            "batch": hashlib.sha256(windows.numpy().tobytes()).hexdigest()[:16],
+            "batch": hashlib.sha256(windows.cpu().numpy().tobytes()).hexdigest()[:16],
             "monotonic_ns": time.monotonic_ns(),
         }
         with open(self.directory / f"steps.r{trainer.global_rank}.jsonl", "a") as file:
@@ -148,7 +148,8 @@ def main() -> None:
     parser.add_argument("--strategy", default="leto", help="any strategy of Lightning; default: leto")
     parser.add_argument("--out", type=Path, default=Path("outputs/gpt"), help="directory of notes and weights")
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--devices", type=int, default=2, help="CPU ranks")
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--devices", type=int, default=2, help="ranks: one a GPU, or processes on the CPU")
     parser.add_argument("--batch-size", type=int, default=8, help="windows a rank and step")
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--layers", type=int, default=3)
@@ -165,8 +166,9 @@ def main() -> None:
     strategy = leto_strategy.LetoStrategy(faults=options.faults) if options.faults else options.strategy
     trainer = pl.Trainer(
         strategy=strategy,
-        accelerator="cpu",
+        accelerator=options.accelerator,
         devices=options.devices,
+        deterministic=options.accelerator == "gpu",  # a GPU computes the same bits each time only if it is told to
         max_steps=options.steps,
         gradient_clip_val=1.0,
         callbacks=[Notes(options.out)],
@@ -177,7 +179,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(model, DataLoader(Text(context), options.batch_size, shuffle=True))
-    if trainer.is_global_zero:
+    if trainer.is_global_zero:  # wherever the weights were trained, they are on the CPU now
         torch.save(model.state_dict(), options.out / "weights.pt")
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from benchmarks.exact import ExactRows, read_rows
+from benchmarks.language import shape_of
 
-from benchmarks import harness, overhead, recovery
+from benchmarks import harness, overhead, overhead_large, recovery
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +55,30 @@ def test_records_are_timed() -> None:
     assert found["bytes"]["tiny"]["start"] > found["bytes"]["tiny"]["mid"] > 5000  # torch's generator alone has 5 KB
 
 
-@pytest.mark.parametrize("name", ["recovery.py", "overhead.py"])
+def test_parity_is_measured_and_exact() -> None:
+    found = run("parity.py", "--quick", seconds=100)
+    assert found["exact"] is True
+    assert found["reconstruct_exact"] is True
+    assert found["nocompiler_gbps_per_core"] > 0
+    assert 0 < found["percent_of_copy"]["encode_gbps_per_core"] < 100
+    by_backend = found["encode_gbps_by_variant"] | {"numpy": found["nocompiler_gbps_per_core"]}
+    assert found["encode_gbps_per_core"] == by_backend[found["backend"]]
+    if found["isal_gbps_per_core"] is not None:
+        assert found["isal_gbps_per_core"] == max(found["isal_gbps_by_block_bytes"].values())
+    assert {"cores", "cpu", "torch", "commit", "date"} <= set(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_kills_that_take_pages_are_exact(seed: int) -> None:
+    found = run("recovery_correctness.py", "--iterations", "30", "--seed", str(seed), seconds=200)
+    assert found["exact"] is True
+    assert found["kills"] == found["kills_planned"] == 3
+    assert found["pages_rebuilt"] > 3 * 16
+    assert found["rebuild_ms"] > 0
+
+
+@pytest.mark.parametrize("name", ["recovery.py", "overhead.py", "parity.py", "recovery_correctness.py"])
 def test_help_is_there(name: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / name), "--help"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -125,3 +151,80 @@ def test_saved_rows_are_appended_and_others_replaced(tmp_path: Path, monkeypatch
         path = harness.write_rows("speed", [{"op": "kill", "ms": 70}], {"cores": 2}, save=save)
         assert len(path.read_text().splitlines()) == lines
     assert path.read_text().splitlines()[0] == "op,ms,cores"
+
+
+SMALL_GPT = ("--parameters", "1e5", "--ranks", "1", "--batch-size", "4")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_the_benchmarks_of_a_large_model_run_on_a_small_one() -> None:
+    kills = ("--kills", "2", "--cold-kills", "1", "--no-zygote-kills", "0")
+    found = run("recovery.py", *SMALL_GPT, *kills, seconds=200)
+    assert found["exact"] is True
+    assert found["finished_steps_repeated"] == 0
+    assert found["shadow_ms_median"] <= found["regained_ms_median"]
+    found = run("overhead.py", *SMALL_GPT, seconds=200)
+    assert set(found["step_ms"]) == {"leto", "auto"}
+    assert found["slot_waits"] == {"leto, pair 0": 0, "leto, pair 1": 0, "leto, idle shadow, pair 1": 0}
+    assert found["words_per_step"] >= 5
+
+
+def write_rows_of(directory: Path, steps: int, *, changed: tuple[int, int] | None = None) -> Path:
+    directory.mkdir()
+    rows = ExactRows(directory, 0, on_gpu=False)
+    weights = [torch.linspace(-1, 1, 12).view(3, 4), torch.ones(5)]
+    notes = []
+    for step in range(steps):
+        weights[0] += 0.1
+        if changed is not None and step == changed[0]:
+            weights[0].view(torch.int32)[1, 2] ^= 1 << changed[1]
+        rows.write(step, torch.tensor(1.0 / (step + 1)), torch.tensor([step, 7]), weights)
+        notes.append(json.dumps({"step": step}) + "\n")
+    (directory / "steps.r0.jsonl").write_text("".join(notes))
+    (directory / "result.json").write_text(json.dumps({"steps": steps}))
+    return directory
+
+
+@pytest.mark.parametrize("bit", [0, 14, 15, 31])
+def test_one_bit_of_one_weight_of_a_large_model_is_a_difference(tmp_path: Path, bit: int) -> None:
+    whole = write_rows_of(tmp_path / "whole", 9)
+    assert read_rows(whole, 0).keys() == set(range(9))
+    assert recovery.differences(whole, write_rows_of(tmp_path / "same", 5), num_ranks=1) == []
+    other = write_rows_of(tmp_path / "other", 5, changed=(4, bit))
+    assert recovery.differences(whole, other, num_ranks=1) == ["rank 0, step 4"]
+
+
+def test_a_step_of_a_large_model_that_no_stream_has_stored_is_missing(tmp_path: Path) -> None:
+    whole, short = write_rows_of(tmp_path / "whole", 9), write_rows_of(tmp_path / "short", 5)
+    (short / "result.json").write_text(json.dumps({"steps": 6}))
+    with open(short / "steps.r0.jsonl", "a") as file:
+        file.write(json.dumps({"step": 5}) + "\n")  # the host was ahead
+    assert recovery.differences(whole, short, num_ranks=1) == ["rank 0, step 5 is missing"]
+
+
+def test_a_gpt_has_about_as_many_parameters_as_asked() -> None:
+    for wanted in (10**6, 10**8, 10**9, 3 * 10**9):
+        shape = shape_of(wanted)
+        found = 12 * shape["layers"] * shape["width"] ** 2 + 2 * shape["vocabulary"] * shape["width"]
+        assert abs(found / wanted - 1) < 0.05
+        assert shape["width"] % (2 * shape["heads"]) == 0
+
+
+def test_costs_are_given_per_parameter_and_of_pairs_that_took_turns() -> None:
+    def result(contender: overhead_large.Contender, pair: int, ms: float) -> overhead_large.Result:
+        end = {"slot_waits": pair, "parts_ms": {"undo": 5.5, "gradient_copy": 2.0, "words": 0.4, "num_words": 67.0}}
+        records = [{"start": 1_000_000, "mid": 500_000, "update": 9_000_000}] if contender.strategy == "leto" else []
+        return overhead_large.Result(contender, pair, [ms - 1, ms, ms, ms + 1, ms], records, end)
+
+    plain = overhead_large.Contender("auto", "auto")
+    results = [result(overhead_large.LETO, 0, 258.0), result(plain, 0, 250.0)]
+    results += [result(overhead_large.LETO, 1, 260.0), result(overhead_large.SHADOWED, 1, 260.26)]
+    setting = harness.Setting("cuda", 1, num_parameters=10**9)
+    found = overhead_large.summarise(results, overhead.record_ms, setting)
+    assert found["step_time_ratio"] == pytest.approx(1.032)
+    assert (found["added_ps_per_parameter"], found["undo_ps_per_parameter"]) == (8.0, 5.5)
+    assert found["records_and_words_percent_of_step"] == pytest.approx(100 * (8.0 - 5.5 - 2.0) / 258, abs=1e-4)
+    assert found["record_host_ms_per_step"] == pytest.approx(1.5)
+    assert found["idle_shadow_ratio"] == pytest.approx(1.001)
+    assert found["slot_waits"] == {"leto, pair 0": 0, "leto, pair 1": 1, "leto, idle shadow, pair 1": 1}

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from examples.comparison import NUM_RANKS, Check, compare, compare_weights
+from examples.demo import CPU, GPU, plan_kills
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO = [sys.executable, str(ROOT / "examples" / "demo.py")]
+DEMO = [sys.executable, str(ROOT / "examples" / "demo.py"), "--accelerator", "cpu"]
 STEPS = 30
 
 
@@ -123,6 +124,21 @@ def test_the_sign_of_zero_is_a_difference(tmp_path: Path) -> None:
 
 def test_nothing_compared_is_not_identical() -> None:
     assert not Check("losses", 0, 0).identical
+
+
+def test_kills_are_of_ranks_that_there_are() -> None:
+    for place in (CPU, GPU):
+        kills = plan_kills(place.steps, place.num_ranks)
+        assert {kill.rank for kill in kills} == set(range(place.num_ranks))
+        assert all(kill.text.startswith(f"rank {kill.rank}, ") for kill in kills)
+        steps = [kill.step for kill in kills]
+        assert steps == sorted(set(steps))
+        assert steps[-1] == place.steps - 1
+
+
+def test_one_rank_is_compared_as_one(tmp_path: Path) -> None:
+    checks = compare(write_run(tmp_path / "a", 4), write_run(tmp_path / "b", 4), steps=4, num_ranks=1)
+    assert [check.num_compared for check in checks] == [4, 4, 3]
 
 
 def hear_ctrl_c() -> None:

@@ -15,12 +15,12 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format nightly bench clean distclean
+.PHONY: help demo test lint format nightly gpu bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## train a small GPT on two CPU ranks, kill it four times, compare with an undisturbed run
+demo: $(STAMP) ## train a small GPT (on a GPU if there is one), kill it four times, compare with an undisturbed run
 	@$(BIN)/python examples/demo.py
 
 test: lint ## lint, then all tests but the nightly ones
@@ -41,9 +41,15 @@ format: $(STAMP) ## let ruff format and fix what it can
 nightly: $(STAMP) ## all tests, the long plans included (hours)
 	@$(BIN)/python -m pytest --nightly $(PYTEST_ARGS)
 
-bench: $(STAMP) ## recovery time and overhead, one JSON line each
+gpu: $(STAMP) ## on a machine with a GPU: its tests, then runs that are killed there (8 minutes)
+	@$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+	@$(BIN)/python tests/gpu/matrix.py
+
+bench: $(STAMP) ## recovery time, overhead, speed of the erasure code, exactness with lost pages, one JSON line each
 	@$(BIN)/python benchmarks/recovery.py --json
 	@$(BIN)/python benchmarks/overhead.py --json
+	@$(BIN)/python benchmarks/parity.py --json
+	@$(BIN)/python benchmarks/recovery_correctness.py --json
 
 clean: ## remove caches, builds and what runs left behind; the environment stays
 	@rm -rf build dist examples/out benchmarks/out outputs multirun lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

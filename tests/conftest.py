@@ -18,8 +18,17 @@ from pathlib import Path
 
 import pytest
 
+with pytest.MonkeyPatch.context() as patch:
+    # Triton fixes when it is imported whether its own functions run in its interpreter, as tests/triton_kernels needs
+    # it; other libraries import it whenever they like.
+    patch.setenv("TRITON_INTERPRET", "1")
+    import triton.language  # noqa: F401
+
 SESSION_VARIABLE = "PYTEST_LETO_SESSION"
 """In the environment of this process and so of all that tests start: finds orphans of tests again."""
+
+DEVICE_VARIABLE = "LETO_TEST_DEVICE"
+"""Where `tests/e2e/tiny.py` trains: "cpu", the default, or "cuda"."""
 
 SETTLE_SECONDS = 2.0
 """How long what is on its way out may take to be gone."""
@@ -32,10 +41,13 @@ IGNORED_FILES = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also run the long plans (hours)")
     parser.addoption("--seed", type=int, default=None, help="seed of random plans; printed at the start, replays them")
+    parser.addoption("--device", choices=("cpu", "cuda"), default=None, help="where tests/e2e/tiny.py trains")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[SESSION_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
+    if config.getoption("--device") is not None:
+        os.environ[DEVICE_VARIABLE] = config.getoption("--device")
     if config.getoption("--seed") is None:
         workers = getattr(config, "workerinput", {})  # pytest-xdist: all workers use the controller's seed
         config.option.seed = workers.get("leto_seed", secrets.randbelow(2**31))
@@ -63,7 +75,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "nightly" in item.keywords and not config.getoption("--nightly"):
             item.add_marker(skip_nightly)
-        if "gpu" in item.keywords and not has_gpu:
+        if (
+            item.get_closest_marker("gpu") and not has_gpu
+        ):  # "gpu" is a keyword of all that lies in a folder of that name
             item.add_marker(skip_gpu)
 
 

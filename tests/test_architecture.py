@@ -13,11 +13,11 @@ SOURCE = ROOT / "src" / "leto_strategy"
 
 HEAVY = ("torch", "lightning", "pytorch_lightning", "numpy", "hydra", "triton")
 
-FOR_TRAINERS = {"memory/tensors.py"}
+FOR_TRAINERS = {"memory/dlpack.py", "memory/tensors.py"}
 
 DAEMON_MODULES = sorted(
     str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".")
-    for folder in (".", "memory", "recovery", "processes", "cli")
+    for folder in (".", "devices", "memory", "recovery", "processes", "cli", "cli/doctor")
     for path in (SOURCE / folder).glob("[!_]*.py")
     if str(path.relative_to(SOURCE)) not in FOR_TRAINERS
 )

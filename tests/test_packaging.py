@@ -23,6 +23,8 @@ EXPECTED = {
     "leto_strategy/py.typed",
     "leto_strategy/cli/main.py",
     "leto_strategy/triton_kernels/__init__.py",
+    "leto_strategy/erasure/code.py",
+    "leto_strategy/erasure/gf32.c",
     "leto_strategy/conf/__init__.py",
     "leto_strategy/conf/strategy/leto.yaml",
     "leto_strategy/conf/train.yaml",

@@ -1,7 +1,8 @@
 """What the GPU benchmarks share: timing by events, the copy bandwidth of the same run, what the machine is."""
 
+import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -45,3 +46,12 @@ def machine() -> dict[str, Any]:
         "clmad": has_clmad(torch.device("cuda", 0)),
         "assembler": find_assembler().why,
     }
+
+
+def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what was measured: one line of JSON, or one line a key."""
+    if as_json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key}: {value}")

@@ -8,7 +8,6 @@ each with `percent_of_copy`, the share of the copy bandwidth of the same run. `i
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_timing import PAGE_BYTES, PAGE_WORDS, copy_gbps, machine, milliseconds
+from benchmarks.gpu_timing import PAGE_BYTES, PAGE_WORDS, copy_gbps, machine, milliseconds, print_result
 from benchmarks.kernel_data import table
 from leto_strategy.erasure.generator import generator
 from leto_strategy.erasure.solve import solve
@@ -145,11 +144,7 @@ def main() -> None:
         result |= measure(group, copy, clmad=True)
     result["integer"] = measure(group, copy, clmad=False)
     result |= where
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        for key, value in result.items():
-            print(f"{key}: {value}")
+    print_result(result, as_json=arguments.json)
 
 
 if __name__ == "__main__":

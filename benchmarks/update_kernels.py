@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.gpu_timing import PAGE_WORDS, copy_gbps, machine, milliseconds
+from benchmarks.gpu_timing import PAGE_WORDS, copy_gbps, machine, milliseconds, print_result
 from benchmarks.kernel_checks import SHAPES, name_of
 from benchmarks.kernel_data import table
 from leto_strategy.triton_kernels.adam import AdamStep
@@ -163,11 +163,7 @@ def main() -> None:
     if rows:
         result["sweep"] = rows
     result |= machine()
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        for key, value in result.items():
-            print(f"{key}: {value}")
+    print_result(result, as_json=arguments.json)
 
 
 if __name__ == "__main__":
